@@ -1,0 +1,351 @@
+//! The adapter to proxy-wasm (ABI 0.2.1): callbacks in, host calls out, and
+//! no decision of its own.
+//!
+//! Header maps are read in their own phase only, and always as bytes: the
+//! SDK's other getters panic on what isn't UTF-8, and a panic would take down
+//! the worker's VM with all its streams.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use log::{error, info, warn};
+use proxy_wasm::hostcalls;
+use proxy_wasm::traits::{Context, HttpContext, RootContext};
+use proxy_wasm::types::{Action, BufferType, Bytes, ContextType, MapType, MetricType};
+
+use crate::config::{Config, History};
+use crate::exchange::{Exchange, Guard, RequestStep};
+use crate::fingerprint::Secret;
+use crate::ledger::{Access, Ledger};
+use crate::reply::RESUMPTION_HEADER;
+use crate::request::Field;
+use crate::store::{Cas, CasMismatch, Store};
+use crate::telemetry::{LogLimit, LogPermit, Tally, resumptions_metric};
+use crate::verdict::{Ruling, Verdict};
+
+/// A body is read in pieces, so that a large chunk doesn't grow the VM.
+const PIECE: usize = 64 * 1024;
+
+/// The filter state's name behind Envoy's prefix `wasm.`.
+const FILTER_STATE: &str = "mcp_resumption";
+
+#[allow(unsafe_code, reason = "the SDK's entry point is an exported function")]
+mod entry {
+    proxy_wasm::main! {{
+        proxy_wasm::set_log_level(proxy_wasm::types::LogLevel::Info);
+        proxy_wasm::set_root_context(|_| Box::new(super::Root::default()));
+    }}
+}
+
+/// Shared data, as the host has it.
+struct SharedData;
+
+impl Store for SharedData {
+    fn get(&self, key: &str) -> (Option<Vec<u8>>, Option<Cas>) {
+        hostcalls::get_shared_data(key).unwrap_or_default()
+    }
+
+    fn set(&self, key: &str, value: &[u8], cas: Option<Cas>) -> Result<(), CasMismatch> {
+        hostcalls::set_shared_data(key, Some(value), cas).map_err(|_| CasMismatch)
+    }
+}
+
+/// Milliseconds of the host's monotonic clock, the same for all workers.
+fn now_ms() -> u64 {
+    #[allow(unsafe_code, reason = "a WASI call without pointers of ours")]
+    // SAFETY: the call has no preconditions.
+    let nanoseconds = unsafe { wasip1::clock_time_get(wasip1::CLOCKID_MONOTONIC, 1) };
+    nanoseconds.unwrap_or(0) / 1_000_000
+}
+
+/// Bytes from the host's cryptographic source.
+fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    #[allow(unsafe_code, reason = "a WASI call that fills a buffer")]
+    // SAFETY: the pointer and the length are those of `bytes`.
+    if unsafe { wasip1::random_get(bytes.as_mut_ptr(), N) }.is_err() {
+        error!("the host has no randomness");
+    }
+    bytes
+}
+
+thread_local! {
+    /// Metrics belong to the VM: the host keeps one counter behind all.
+    static METRICS: RefCell<HashMap<String, u32>> = RefCell::default();
+}
+
+fn count(name: &str, amount: u64) {
+    METRICS.with_borrow_mut(|metrics| {
+        let id = match metrics.get(name) {
+            Some(id) => *id,
+            None => match hostcalls::define_metric(MetricType::Counter, name) {
+                Ok(id) => *metrics.entry(name.to_owned()).or_insert(id),
+                Err(status) => return error!("metric {name}: {status:?}"),
+            },
+        };
+        // The host refuses an increment by nothing.
+        if let Ok(amount) = i64::try_from(amount)
+            && amount > 0
+            && let Err(status) = hostcalls::increment_metric(id, amount)
+        {
+            error!("metric {name}: {status:?}");
+        }
+    });
+}
+
+fn header_fields(map: MapType) -> Vec<Field> {
+    hostcalls::get_map_bytes(map).unwrap_or_default()
+}
+
+/// What the exchanges of one configuration share within a worker.
+struct Worker {
+    guard: Guard,
+    log_limit: RefCell<LogLimit>,
+    /// Where this VM's nonces start, and how many it has given out.
+    nonce_base: u64,
+    nonces: Cell<u64>,
+}
+
+impl Worker {
+    fn with<T>(&self, work: impl FnOnce(&Guard, &mut Access<'_, SharedData>) -> T) -> T {
+        let mut tally = Tally::default();
+        let mut access = Access { store: &SharedData, now_ms: now_ms(), tally: &mut tally };
+        let result = work(&self.guard, &mut access);
+        for (name, amount) in tally.counts() {
+            if amount > 0 {
+                count(name, amount);
+            }
+        }
+        result
+    }
+
+    fn next_random(&self) -> u64 {
+        self.nonces.set(self.nonces.get().wrapping_add(1));
+        self.nonce_base.wrapping_add(self.nonces.get())
+    }
+}
+
+#[derive(Default)]
+struct Root {
+    worker: Option<Rc<Worker>>,
+}
+
+impl Context for Root {}
+
+impl RootContext for Root {
+    fn on_configure(&mut self, _: usize) -> bool {
+        let text = self.get_plugin_configuration().unwrap_or_default();
+        let config = match Config::parse(&text) {
+            Ok(config) => config,
+            Err(error) => {
+                error!("mcp-resume-guard {}: {error}", env!("CARGO_PKG_VERSION"));
+                return false;
+            }
+        };
+        let (ledger, refused_shape) =
+            Ledger::join(&SharedData, &config.state, random::<{ Secret::LEN }>());
+        if ledger.announces(&SharedData, &text) {
+            announce(&config, &ledger);
+            if let Some(wanted) = refused_shape {
+                warn!(
+                    "the state of this vm_id was made as {:?} and stays so until Envoy restarts; \
+                     this configuration asks for {wanted:?}",
+                    ledger.shape()
+                );
+            }
+        }
+        for (name, _) in Tally::default().counts() {
+            count(name, 0);
+        }
+        self.worker = Some(Rc::new(Worker {
+            guard: Guard { config, ledger },
+            log_limit: RefCell::default(),
+            nonce_base: u64::from_le_bytes(random()),
+            nonces: Cell::new(0),
+        }));
+        true
+    }
+
+    fn create_http_context(&self, _: u32) -> Option<Box<dyn HttpContext>> {
+        let worker = Rc::clone(self.worker.as_ref()?);
+        Some(Box::new(Stream { worker, exchange: None, request_body: false, response_body: false }))
+    }
+
+    fn get_type(&self) -> Option<ContextType> {
+        Some(ContextType::HttpContext)
+    }
+}
+
+fn announce(config: &Config, ledger: &Ledger) {
+    let history = match config.history {
+        History::Exclusive => {
+            "exclusive: this process sees all traffic of its sessions, so a cursor can be proven never issued"
+        }
+        History::Shared => {
+            "shared: other gateways may issue events too, so a cursor not seen here is unverified, never refused for that"
+        }
+    };
+    let mib = ledger.max_memory_bytes().div_ceil(1024 * 1024);
+    info!(
+        "mcp-resume-guard {}: mode {:?}; history {history}; {:?}; at most {mib} MiB of state",
+        env!("CARGO_PKG_VERSION"),
+        config.mode,
+        ledger.shape(),
+    );
+    for key in config.not_acted_on() {
+        warn!("configuration: `{key}` is set, and this version doesn't act on it yet");
+    }
+}
+
+struct Stream {
+    worker: Rc<Worker>,
+    exchange: Option<Exchange>,
+    request_body: bool,
+    response_body: bool,
+}
+
+impl Stream {
+    fn rule(&self, step: &RequestStep) {
+        if let Some(ruling) = &step.ruling {
+            self.show(ruling);
+            count(&resumptions_metric(ruling), 1);
+        }
+        let Some(line) = &step.log else { return };
+        let permit = self.worker.log_limit.borrow_mut().ask(now_ms());
+        if permit != LogPermit::Suppressed {
+            match line.ruling.verdict {
+                Verdict::Inconsistent(_) => warn!("{line}{permit}"),
+                _ => info!("{line}{permit}"),
+            }
+        }
+    }
+
+    /// Puts the ruling where the access log finds it.
+    fn show(&self, ruling: &Ruling) {
+        if let Err(status) =
+            hostcalls::set_property(vec![FILTER_STATE], Some(ruling.to_string().as_bytes()))
+        {
+            error!("filter state: {status:?}");
+        }
+    }
+
+    fn see_request_body(&mut self, size: usize, end: bool) {
+        let Some(exchange) = self.exchange.as_mut().filter(|_| self.request_body) else { return };
+        let mut rest = size;
+        let mut start = 0usize;
+        while rest > 0 && self.request_body {
+            let piece = rest.min(PIECE);
+            let bytes = body_piece(BufferType::HttpRequestBody, start, piece).unwrap_or_default();
+            if bytes.is_empty() {
+                break;
+            }
+            self.request_body = exchange.request_body(&self.worker.guard, &bytes, false);
+            start = start.saturating_add(bytes.len());
+            rest = rest.saturating_sub(bytes.len());
+        }
+        if end && self.request_body {
+            self.request_body = exchange.request_body(&self.worker.guard, &[], true);
+        }
+    }
+}
+
+fn body_piece(buffer: BufferType, start: usize, size: usize) -> Option<Bytes> {
+    hostcalls::get_buffer(buffer, start, size).ok().flatten()
+}
+
+impl Context for Stream {}
+
+impl HttpContext for Stream {
+    fn on_http_request_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
+        let fields = header_fields(MapType::HttpRequestHeaders);
+        let (exchange, step) =
+            self.worker.with(|guard, access| Exchange::begin(guard, access, &fields));
+        self.exchange = Some(exchange);
+        self.request_body = step.body && !end_of_stream;
+        for name in &step.remove {
+            self.set_http_request_header(name, None);
+        }
+        self.rule(&step);
+        let Some(reply) = step.reply else { return Action::Continue };
+        let headers = reply.headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        self.send_http_response(reply.status.into(), headers, Some(&reply.body));
+        Action::Pause
+    }
+
+    fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        self.see_request_body(size, end_of_stream);
+        Action::Continue
+    }
+
+    fn on_http_request_trailers(&mut self, _: usize) -> Action {
+        self.see_request_body(0, true);
+        Action::Continue
+    }
+
+    fn on_http_response_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
+        let Some(exchange) = &mut self.exchange else { return Action::Continue };
+        if !exchange.follows_response() {
+            return Action::Continue;
+        }
+        let fields = header_fields(MapType::HttpResponseHeaders);
+        let worker = &self.worker;
+        let step = worker.with(|guard, access| {
+            exchange.response(guard, access, &fields, from_upstream, || worker.next_random())
+        });
+        self.response_body = step.body && !end_of_stream;
+        match &step.attest {
+            Some(ruling) => {
+                self.set_http_response_header(RESUMPTION_HEADER, Some(&ruling.to_string()));
+            }
+            None if step.remove_resumption => {
+                self.set_http_response_header(RESUMPTION_HEADER, None);
+            }
+            None => {}
+        }
+        Action::Continue
+    }
+
+    fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        let Some(exchange) = self.exchange.as_mut().filter(|_| self.response_body) else {
+            return Action::Continue;
+        };
+        self.worker.with(|guard, access| {
+            let mut start = 0usize;
+            while start < size {
+                let piece = size.saturating_sub(start).min(PIECE);
+                let bytes =
+                    body_piece(BufferType::HttpResponseBody, start, piece).unwrap_or_default();
+                if bytes.is_empty() {
+                    exchange.response_body_unread(guard, access);
+                    break;
+                }
+                exchange.response_body(guard, access, &bytes);
+                start = start.saturating_add(bytes.len());
+            }
+            if end_of_stream {
+                exchange.response_end(guard, access);
+            }
+        });
+        Action::Continue
+    }
+
+    fn on_http_response_trailers(&mut self, _: usize) -> Action {
+        if let Some(exchange) = self.exchange.as_mut().filter(|_| self.response_body) {
+            self.worker.with(|guard, access| exchange.response_end(guard, access));
+        }
+        Action::Continue
+    }
+
+    fn on_log(&mut self) {
+        if let Some(exchange) = self.exchange.as_mut().filter(|_| self.response_body) {
+            self.worker.with(|guard, access| exchange.close(guard, access));
+        }
+    }
+}
+
+/// Envoy's own replies, and the guard's, run through the same callbacks.
+fn from_upstream() -> bool {
+    let details = hostcalls::get_property(vec!["response", "code_details"]);
+    matches!(details, Ok(Some(details)) if details == b"via_upstream")
+}

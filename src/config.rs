@@ -1,0 +1,450 @@
+//! The configuration: JSON text, every key optional, nothing unknown let by.
+//!
+//! `docs/configuration.md` is the reference for users.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer};
+
+use crate::verdict::Fault;
+
+/// What the operator decides.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Whether the guard acts, or only tells.
+    pub mode: Mode,
+    /// The guarded paths, without query and trailing slash; none: all.
+    pub paths: Vec<GuardedPath>,
+    /// Who else may have issued events of a session.
+    pub history: History,
+    /// What becomes of a resumption that can't be verified.
+    pub on_unverified: OnUnverified,
+    /// How a cursor fault is answered.
+    pub escalation: Escalation,
+    /// The same for single reasons.
+    pub reasons: BTreeMap<Fault, ReasonPolicy>,
+    /// How a refusal is sent.
+    pub reject: Reject,
+    /// What the upstream's replay buffer keeps, where that is known.
+    pub retention: Retention,
+    /// Who can replay. Not acted on in this version.
+    pub replay_buffer: ReplayBuffer,
+    /// How upstream instances are told apart. Not acted on in this version.
+    pub owner: Owner,
+    /// What a wrong replay leads to. Not acted on in this version.
+    pub replay: Replay,
+    /// The bounds of the state.
+    pub state: State,
+    /// The bounds of what is read.
+    pub limits: Limits,
+}
+
+/// Whether the guard acts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Refuse what is inconsistent.
+    #[default]
+    Enforce,
+    /// Pass everything, and tell the same verdicts.
+    Observe,
+}
+
+/// Who else may have issued events of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum History {
+    /// Other gateways too: an id not seen here may well have been issued.
+    #[default]
+    Shared,
+    /// Nobody: this Envoy process sees all the traffic of its sessions.
+    Exclusive,
+}
+
+/// What becomes of a resumption that can't be verified.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnUnverified {
+    /// It passes, and says so.
+    #[default]
+    Pass,
+    /// It is refused.
+    Reject,
+}
+
+/// What a cursor fault ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Escalation {
+    /// The resumption: 400.
+    #[default]
+    Cursor,
+    /// The session: 404, so that the client initializes again.
+    Session,
+}
+
+/// What one reason leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReasonPolicy {
+    /// The resumption passes, and says what was found.
+    Pass,
+    /// As [`Escalation::Cursor`].
+    Cursor,
+    /// As [`Escalation::Session`].
+    Session,
+}
+
+/// How a refusal is sent.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Reject {
+    /// What the calls that wait for the stream's answer get. Not acted on in
+    /// this version, which always answers with the status.
+    pub pending_calls: PendingCalls,
+}
+
+/// What the calls that wait for the stream's answer get.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PendingCalls {
+    /// A JSON-RPC error each, in the stream.
+    #[default]
+    Settle,
+    /// The HTTP status alone.
+    Status,
+}
+
+/// What the upstream's replay buffer keeps: the declared floor.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Retention {
+    /// Events of a stream.
+    pub events_per_stream: Option<u64>,
+    /// Seconds since a stream's last event.
+    pub seconds: Option<u64>,
+    /// The same for a finished stream.
+    pub finished_stream_seconds: Option<u64>,
+}
+
+/// Who can replay a stream's events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReplayBuffer {
+    /// The instance that issued them.
+    Local,
+    /// Every instance.
+    Shared,
+    /// Nobody has said.
+    #[default]
+    Unknown,
+}
+
+/// How upstream instances are told apart.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Owner {
+    /// The response header that names the instance.
+    pub identity_header: Option<HeaderName>,
+    /// The request header that pins a session to an address.
+    pub pin_header: Option<HeaderName>,
+}
+
+/// What a wrong replay leads to.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Replay {
+    /// Events that are owed are passed over.
+    pub gap: ReplayAction,
+    /// Another session's event.
+    pub foreign_session: ReplayAction,
+    /// Another stream's event.
+    pub foreign_stream: ReplayAction,
+    /// An event from before the cursor.
+    pub repeated: ReplayAction,
+}
+
+impl Default for Replay {
+    fn default() -> Self {
+        Replay {
+            gap: ReplayAction::Cut,
+            foreign_session: ReplayAction::Cut,
+            foreign_stream: ReplayAction::Report,
+            repeated: ReplayAction::Report,
+        }
+    }
+}
+
+/// What a wrong replay leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReplayAction {
+    /// It is told.
+    Report,
+    /// The stream is ended before it.
+    Cut,
+}
+
+/// The bounds of the state.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct State {
+    /// Sessions that are kept: 1 to 1,000,000.
+    pub sessions: u32,
+    /// Streams of a session: 1 to 128.
+    pub streams_per_session: u8,
+    /// Ids of a stream that are no range: 1 to 1,024.
+    pub ids_per_stream: u16,
+    /// A session without traffic for this long is the first to be evicted.
+    pub idle_seconds: u32,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        State { sessions: 8192, streams_per_session: 16, ids_per_stream: 64, idle_seconds: 1800 }
+    }
+}
+
+/// The bounds of what is read.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Bytes of an event id: 1 to 65,536.
+    pub event_id_bytes: u32,
+    /// Bytes of a POST's body: 0 to 1,048,576.
+    pub request_body_bytes: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { event_id_bytes: 4096, request_body_bytes: 65536 }
+    }
+}
+
+/// An exact path, in the form in which requests are compared with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuardedPath(String);
+
+impl GuardedPath {
+    /// Whether the path of a request, with its query, is this one.
+    pub fn matches(&self, path: &[u8]) -> bool {
+        let path = path.split(|byte| matches!(byte, b'?' | b'#')).next().unwrap_or_default();
+        path.strip_suffix(b"/").unwrap_or(path) == self.0.as_bytes()
+    }
+}
+
+impl<'de> Deserialize<'de> for GuardedPath {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let path = String::deserialize(deserializer)?;
+        if !path.starts_with('/') || path.contains(['?', '#', ' ', '*']) {
+            return Err(de::Error::custom(format_args!(
+                "`{path}` is no exact path: it has to begin with `/`, without query, fragment, blank or `*`"
+            )));
+        }
+        Ok(GuardedPath(path.strip_suffix('/').unwrap_or(&path).to_owned()))
+    }
+}
+
+/// A header's name, in lower case.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeaderName(String);
+
+impl<'de> Deserialize<'de> for HeaderName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        // RFC 9110, section 5.6.2: a token.
+        let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+        if name.is_empty() || !name.bytes().all(token) {
+            return Err(de::Error::custom(format_args!("`{name}` is no header name")));
+        }
+        Ok(HeaderName(name.to_ascii_lowercase()))
+    }
+}
+
+/// Why a configuration is refused: where, and what is allowed there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    path: String,
+    problem: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.path == "." {
+            write!(f, "configuration: {}", self.problem)
+        } else {
+            write!(f, "configuration: `{}`: {}", self.path, self.problem)
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl Config {
+    /// Reads the plugin configuration as Envoy hands it over.
+    ///
+    /// # Errors
+    ///
+    /// Text that is no JSON object, an unknown key, a wrong type, a value out
+    /// of range: the error says where, and what is allowed.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ConfigError> {
+        if bytes.iter().all(u8::is_ascii_whitespace) {
+            return Ok(Config::default());
+        }
+        if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
+            return Err(ConfigError {
+                path: ".".to_owned(),
+                problem: "expected a JSON object as text: give it as a \
+                          google.protobuf.StringValue (a Struct reaches a module as protobuf)"
+                    .to_owned(),
+            });
+        }
+        let mut deserializer = serde_json::Deserializer::from_slice(bytes);
+        let config: Config =
+            serde_path_to_error::deserialize(&mut deserializer).map_err(|error| ConfigError {
+                path: error.path().to_string(),
+                problem: error.inner().to_string(),
+            })?;
+        deserializer
+            .end()
+            .map_err(|error| ConfigError { path: ".".to_owned(), problem: error.to_string() })?;
+        config.check_ranges()?;
+        Ok(config)
+    }
+
+    fn check_ranges(&self) -> Result<(), ConfigError> {
+        let retention = &self.retention;
+        let at_least_one = |value: Option<u64>| value.unwrap_or(1);
+        for (path, value, least, most) in [
+            ("state.sessions", self.state.sessions.into(), 1, 1_000_000),
+            ("state.streams_per_session", self.state.streams_per_session.into(), 1, 128),
+            ("state.ids_per_stream", self.state.ids_per_stream.into(), 1, 1024),
+            ("state.idle_seconds", self.state.idle_seconds.into(), 1, 2_592_000),
+            ("limits.event_id_bytes", self.limits.event_id_bytes.into(), 1, 65_536),
+            ("limits.request_body_bytes", self.limits.request_body_bytes.into(), 0, 1_048_576),
+            (
+                "retention.events_per_stream",
+                at_least_one(retention.events_per_stream),
+                1,
+                1_000_000_000,
+            ),
+            ("retention.seconds", at_least_one(retention.seconds), 1, 31_536_000),
+            (
+                "retention.finished_stream_seconds",
+                at_least_one(retention.finished_stream_seconds),
+                1,
+                31_536_000,
+            ),
+        ] {
+            if !(least..=most).contains(&value) {
+                return Err(ConfigError {
+                    path: path.to_owned(),
+                    problem: format!("{value} is out of range, {least} to {most} is allowed"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether requests on this path are guarded.
+    pub fn guards(&self, path: &[u8]) -> bool {
+        self.paths.is_empty() || self.paths.iter().any(|guarded| guarded.matches(path))
+    }
+
+    /// The keys that are set and not acted on in this version.
+    pub fn not_acted_on(&self) -> Vec<&'static str> {
+        let defaults = Config::default();
+        [
+            ("replay_buffer", self.replay_buffer != defaults.replay_buffer),
+            ("owner", self.owner != defaults.owner),
+            ("replay", self.replay != defaults.replay),
+        ]
+        .into_iter()
+        .filter_map(|(key, set)| set.then_some(key))
+        .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(text: &str) -> String {
+        Config::parse(text.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn nothing_means_the_defaults() {
+        for text in ["", " \n", "{}"] {
+            assert_eq!(Config::parse(text.as_bytes()), Ok(Config::default()));
+        }
+    }
+
+    #[test]
+    fn the_documented_defaults_are_the_defaults() {
+        let documented = r#"{
+          "mode": "enforce", "paths": [], "history": "shared", "on_unverified": "pass",
+          "escalation": "cursor", "reasons": {}, "reject": { "pending_calls": "settle" },
+          "retention": { "events_per_stream": null, "seconds": null, "finished_stream_seconds": null },
+          "replay_buffer": "unknown",
+          "owner": { "identity_header": null, "pin_header": null },
+          "replay": { "gap": "cut", "foreign_session": "cut", "foreign_stream": "report", "repeated": "report" },
+          "state": { "sessions": 8192, "streams_per_session": 16, "ids_per_stream": 64, "idle_seconds": 1800 },
+          "limits": { "event_id_bytes": 4096, "request_body_bytes": 65536 }
+        }"#;
+        assert_eq!(Config::parse(documented.as_bytes()), Ok(Config::default()));
+    }
+
+    #[test]
+    fn a_refusal_names_the_key_and_what_is_allowed() {
+        for (text, expected) in [
+            (r#"{"mod":"observe"}"#, &["`mod`", "`mode`"][..]),
+            (r#"{"state":{"session":1}}"#, &["`state.session`", "`sessions`"]),
+            (r#"{"mode":"audit"}"#, &["`mode`", "`enforce`", "`observe`"]),
+            (r#"{"state":{"sessions":0}}"#, &["`state.sessions`", "1 to 1000000"]),
+            (r#"{"state":{"sessions":-1}}"#, &["`state.sessions`"]),
+            (r#"{"state":{"streams_per_session":300}}"#, &["`state.streams_per_session`"]),
+            (r#"{"retention":{"seconds":0}}"#, &["`retention.seconds`", "1 to"]),
+            (r#"{"retention":{"seconds":"5"}}"#, &["`retention.seconds`", "u64"]),
+            (r#"{"reasons":{"stale":"pass"}}"#, &["`reasons.stale`", "`below_floor`"]),
+            (r#"{"reasons":{"below_floor":"ignore"}}"#, &["`reasons.below_floor`", "`session`"]),
+            (r#"{"paths":["mcp"]}"#, &["`paths[0]`", "begin with `/`"]),
+            (r#"{"owner":{"pin_header":"a b"}}"#, &["`owner.pin_header`", "header name"]),
+            (r#"{"mode":"observe","mode":"enforce"}"#, &["duplicate field `mode`"]),
+            (r#"{"mode":"observe"} x"#, &["trailing characters"]),
+            ("[]", &["StringValue"]),
+            ("\u{a}\u{b}", &[]),
+            ("\u{a}\u{12}mode", &["StringValue"]),
+        ] {
+            if expected.is_empty() {
+                continue;
+            }
+            let error = refused(text);
+            for part in expected {
+                assert!(error.contains(part), "{text} -> {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn paths_are_compared_without_query_and_trailing_slash() {
+        let config = Config::parse(br#"{"paths":["/mcp/","/"]}"#).unwrap();
+        for (path, guarded) in [
+            ("/mcp", true),
+            ("/mcp/", true),
+            ("/mcp?a=/b", true),
+            ("/mcp/?a", true),
+            ("/", true),
+            ("/?x", true),
+            ("/mcp/x", false),
+            ("/mcpx", false),
+            ("/MCP", false),
+        ] {
+            assert_eq!(config.guards(path.as_bytes()), guarded, "{path}");
+        }
+        assert!(Config::default().guards(b"/anything"));
+    }
+}

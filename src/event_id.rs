@@ -1,0 +1,296 @@
+//! Event ids, and the cursors that come back: one type, as they are one thing.
+//!
+//! Ids are opaque (MCP 2025-11-25, "Resumability and Redelivery"). Two things
+//! are read off their text all the same, and neither is ever taken for more
+//! than it is: a place in a numbered sequence (`<prefix><n>` as Go, C# and
+//! plain counters write it, `<n><suffix>` as rmcp does), and whether the text
+//! is *distinctive*, so random that no two sessions share it by chance.
+
+use crate::fingerprint::{Role, Secret};
+
+/// A place in a numbered sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Fingerprint of the text around the index.
+    pub sequence: u64,
+    /// The index.
+    pub index: u64,
+}
+
+/// The two readings of an id as a place: index at the end, index at the start.
+pub const READINGS: usize = 2;
+
+/// The fingerprints of one event id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventId {
+    /// Fingerprint of the whole id.
+    pub whole: u64,
+    /// Its place in a sequence, by each reading that its text allows.
+    pub places: [Option<Place>; READINGS],
+    /// Whether the whole id is distinctive.
+    pub distinctive: bool,
+    /// Whether the text around the index is, by each reading.
+    pub distinctive_sequence: [bool; READINGS],
+}
+
+impl EventId {
+    /// Reads an id's text, blanks and tabs at both ends not counted. `None`
+    /// if nothing is left: an empty id is no cursor.
+    pub fn new(secret: &Secret, text: &[u8]) -> Option<Self> {
+        let text = trim(text);
+        if text.is_empty() {
+            return None;
+        }
+        let whole = secret.text(Role::EventId, text);
+        let (prefix, digits) = split_trailing_digits(text);
+        let trailing = canonical_index(digits)
+            .map(|index| Place { sequence: secret.text(Role::Prefix, prefix), index });
+        // A plain number is read once.
+        let (digits, suffix) = split_leading_digits(text);
+        let leading = (!suffix.is_empty())
+            .then(|| canonical_index(digits))
+            .flatten()
+            .map(|index| Place { sequence: secret.text(Role::Suffix, suffix), index });
+        Some(EventId {
+            whole,
+            places: [trailing, leading],
+            distinctive: is_distinctive(text),
+            distinctive_sequence: [
+                trailing.is_some() && is_distinctive(prefix),
+                leading.is_some() && is_distinctive(suffix),
+            ],
+        })
+    }
+
+    /// The fingerprints under which another session may be known for this id:
+    /// itself, and the sequences that it can stand in.
+    pub fn distinctive_keys(&self) -> impl Iterator<Item = u64> + '_ {
+        let whole = self.distinctive.then_some(self.whole);
+        let sequences = self
+            .places
+            .iter()
+            .zip(self.distinctive_sequence)
+            .filter_map(|(place, distinctive)| place.filter(|_| distinctive))
+            .map(|place| place.sequence);
+        whole.into_iter().chain(sequences)
+    }
+}
+
+/// The text without blanks and tabs at both ends: HTTP/1 trims field values,
+/// HTTP/2 does not, `fetch` does (RFC 9110, section 5.5).
+pub fn trim(text: &[u8]) -> &[u8] {
+    let blank = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let start = text.iter().position(|b| !blank(b)).unwrap_or(text.len());
+    let end = text.iter().rposition(|b| !blank(b)).map_or(start, |last| last.saturating_add(1));
+    text.get(start..end).unwrap_or_default()
+}
+
+/// Whether every client sends this id back as it got it: visible ASCII, and
+/// no longer than the limit.
+pub fn comes_back_unchanged(text: &[u8], limit: usize) -> bool {
+    text.len() <= limit && text.iter().all(|byte| matches!(byte, 0x21..=0x7e))
+}
+
+fn split_trailing_digits(text: &[u8]) -> (&[u8], &[u8]) {
+    let at = text
+        .iter()
+        .rposition(|byte| !byte.is_ascii_digit())
+        .map_or(0, |last| last.saturating_add(1));
+    text.split_at_checked(at).unwrap_or((text, &[]))
+}
+
+fn split_leading_digits(text: &[u8]) -> (&[u8], &[u8]) {
+    let at = text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    text.split_at_checked(at).unwrap_or((text, &[]))
+}
+
+/// The number that is written exactly so: no leading zero, within `u64`.
+fn canonical_index(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() || (digits.len() > 1 && digits.first() == Some(&b'0')) {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |value, digit| {
+        value.checked_mul(10)?.checked_add(u64::from(digit.wrapping_sub(b'0')))
+    })
+}
+
+/// Bits of randomness that make a text distinctive.
+const DISTINCTIVE_BITS: f32 = 60.0;
+
+/// What a decimal run the length of a timestamp adds.
+const TIMESTAMP_BITS: f32 = 20.0;
+
+/// Whether a text looks so random that two sessions don't share it by chance.
+///
+/// Words and numbers count for nothing (every session has `event-12`). A run
+/// of letters and digits that are mixed counts for what its alphabet allows: 4
+/// bits a character for hexadecimal, 5.17 in one case, 5.95 in two. A decimal
+/// run as long as a timestamp in milliseconds or finer adds 20. 60 bits are
+/// distinctive: a UUID has 128, Go's stream id 130, the TypeScript SDK's
+/// example store 61 for `_GET_stream_<ms>_<8 random>`.
+fn is_distinctive(text: &[u8]) -> bool {
+    let mut bits = 0.0;
+    let mut run = Run::default();
+    // A UUID's hyphens don't end its run: the groups are too short by
+    // themselves to tell random from a word.
+    for (at, byte) in text.iter().enumerate() {
+        if byte.is_ascii_alphanumeric() {
+            run.add(*byte);
+        } else if !(*byte == b'-' && is_uuid_hyphen(text, at)) {
+            bits += run.take_bits();
+        }
+    }
+    bits += run.take_bits();
+    bits >= DISTINCTIVE_BITS
+}
+
+/// Whether the hyphen at this place is one of the four of a UUID.
+fn is_uuid_hyphen(text: &[u8], at: usize) -> bool {
+    const HYPHENS: [usize; 4] = [8, 13, 18, 23];
+    const LEN: usize = 36;
+    HYPHENS.iter().any(|offset| {
+        at.checked_sub(*offset)
+            .and_then(|start| text.get(start..start.checked_add(LEN)?))
+            .is_some_and(|candidate| {
+                candidate.iter().enumerate().all(|(place, byte)| {
+                    if HYPHENS.contains(&place) { *byte == b'-' } else { byte.is_ascii_hexdigit() }
+                })
+            })
+    })
+}
+
+/// A run of ASCII letters and digits.
+#[derive(Default)]
+struct Run {
+    digits: u16,
+    upper: u16,
+    lower: u16,
+    beyond_hex: bool,
+    /// How often a letter follows a digit, or a digit a letter.
+    changes: u16,
+    last_was_digit: Option<bool>,
+}
+
+impl Run {
+    fn add(&mut self, byte: u8) {
+        let digit = byte.is_ascii_digit();
+        let count = if digit {
+            &mut self.digits
+        } else if byte.is_ascii_uppercase() {
+            &mut self.upper
+        } else {
+            &mut self.lower
+        };
+        *count = count.saturating_add(1);
+        self.beyond_hex |= !byte.is_ascii_hexdigit();
+        if self.last_was_digit.is_some_and(|last| last != digit) {
+            self.changes = self.changes.saturating_add(1);
+        }
+        self.last_was_digit = Some(digit);
+    }
+
+    fn take_bits(&mut self) -> f32 {
+        let run = std::mem::take(self);
+        let letters = run.upper.saturating_add(run.lower);
+        let len = f32::from(letters.saturating_add(run.digits));
+        if letters == 0 {
+            let timestamp = (13..=19).contains(&run.digits);
+            return if timestamp { TIMESTAMP_BITS } else { 0.0 };
+        }
+        // `sha256`, `event12`, `v2`: words with a number, not random.
+        if run.changes < 2 {
+            return 0.0;
+        }
+        let two_cases = run.upper > 0 && run.lower > 0;
+        let bits_a_character = match (run.beyond_hex, two_cases) {
+            (false, _) => 4.0,
+            (true, false) => 5.17,
+            (true, true) => 5.95,
+        };
+        len * bits_a_character
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(text: &str) -> EventId {
+        EventId::new(&Secret::new([3; 16]), text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn blanks_and_tabs_at_the_ends_do_not_count() {
+        assert_eq!(id(" \t7\t "), id("7"));
+        assert_ne!(id("7 8"), id("78"));
+        assert_eq!(EventId::new(&Secret::new([3; 16]), b" \t "), None);
+    }
+
+    #[test]
+    fn an_index_is_canonical_or_none() {
+        let index = |text: &str| id(text).places.map(|place| place.map(|p| p.index));
+        assert_eq!(index("7"), [Some(7), None]);
+        assert_eq!(index("0"), [Some(0), None]);
+        assert_eq!(index("07"), [None, None]);
+        assert_eq!(index("_07"), [None, None]);
+        assert_eq!(index("ABC_12"), [Some(12), None]);
+        assert_eq!(index("12/3"), [Some(3), Some(12)]);
+        assert_eq!(index("18446744073709551615"), [Some(u64::MAX), None]);
+        assert_eq!(index("18446744073709551616"), [None, None]);
+        assert_eq!(index("abc"), [None, None]);
+    }
+
+    #[test]
+    fn a_sequence_is_the_text_around_the_index() {
+        let places = |text: &str| id(text).places.map(|place| place.map(|p| p.sequence));
+        assert_eq!(places("a_1")[0], places("a_22")[0]);
+        assert_ne!(places("a_1")[0], places("b_1")[0]);
+        assert_eq!(places("1/4")[1], places("2/4")[1]);
+        assert_ne!(places("1/4")[1], places("1/5")[1]);
+    }
+
+    #[test]
+    fn distinctive_ids() {
+        for text in [
+            "550e8400-e29b-41d4-a716-446655440000",
+            "550e8400e29b41d4a716446655440000",
+            "7ZKQ3M5VXN2LB4YTRW6CJHDPAE",
+            "01ARZ3NDEKTSV4RRFFQ69G5FAV",
+            "_GET_stream_1764444444444_k3j5h2g1",
+            "V1StGXR8_Z5jdHi6B-myT",
+            "eyJhIjoxfQ3x9Zk2w:aGVsbG8gd29ybGQh1x:4",
+        ] {
+            assert!(id(text).distinctive, "{text}");
+        }
+        let go = id("7ZKQ3M5VXN2LB4YTRW6CJHDPAE_4");
+        assert!(go.distinctive && go.distinctive_sequence[0]);
+    }
+
+    #[test]
+    fn ids_that_every_session_has() {
+        for text in [
+            "3",
+            "_0",
+            "1/0",
+            "event-12",
+            "priming",
+            "0000000000000000000000000000000000",
+            "18446744073709551615",
+            "request-1764444444444-3",
+            "stream1-event0001",
+            "abc123-def456",
+            "_GET_stream",
+            "standalone-notifications-of-the-server",
+        ] {
+            assert!(!id(text).distinctive, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_comes_back_unchanged() {
+        assert!(comes_back_unchanged(b"a/b:c=", 6));
+        assert!(!comes_back_unchanged(b"a/b:c=", 5));
+        assert!(!comes_back_unchanged(b"a b", 10));
+        assert!(!comes_back_unchanged("é".as_bytes(), 10));
+    }
+}

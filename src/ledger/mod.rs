@@ -1,0 +1,751 @@
+//! The ledger: what each session's streams issued, in shared data.
+//!
+//! | key | value | writers |
+//! | --- | --- | --- |
+//! | `mcprg.t` | the table's shape and the key of the fingerprints | the first configuration, once |
+//! | `mcprg.c` | the digest of the configuration that was announced in the log | each configuration |
+//! | `mcprg.s.<set>` | a set of sessions with the directories of their records | all, by compare-and-swap |
+//! | `mcprg.l.<set>.<way>.<lane>` | a record | the connection that the directory names, without CAS and without reading |
+//! | `mcprg.i.<bucket>` | a bucket of the index of distinctive ids | all, by compare-and-swap |
+//! | `mcprg.d.<set>` | when a write to the set was given up | all, blindly |
+//!
+//! A writer that has lost its lane (its session or its stream was evicted)
+//! doesn't know at once and may overwrite the record of the one that has it
+//! now. That is found out, not prevented: a record whose nonce isn't the one
+//! in the directory counts as evicted, and whoever evicts a stream or a session
+//! has noted it before. So a write costs one call to the host.
+
+pub mod index;
+pub mod record;
+pub mod table;
+
+use std::collections::BTreeMap;
+
+use crate::config::State;
+use crate::event_id::EventId;
+use crate::fingerprint::{Role, Secret, SessionFingerprint};
+use crate::jsonrpc::Calls;
+use crate::recorder::Carries;
+use crate::store::{ABSENT, GaveUp, MAX_TRIES, Store, update};
+use crate::telemetry::Tally;
+use index::{Bucket, Noted};
+use record::Record;
+use table::{Lane, Session, Set, Shape, StreamKind};
+
+const TABLE_KEY: &str = "mcprg.t";
+const TABLE_VERSION: u8 = 1;
+const ANNOUNCED_KEY: &str = "mcprg.c";
+
+/// Traffic moves a session's time of last use only when that is so old.
+const TOUCH_MS: u64 = 1_000;
+
+/// So many streams that begin alike are looked at for an id that is reused.
+const MAX_ALIKE: usize = 4;
+
+/// What an operation works on: the store, the time, and where it counts.
+pub struct Access<'a, S> {
+    /// Shared data.
+    pub store: &'a S,
+    /// The monotonic clock, in milliseconds.
+    pub now_ms: u64,
+    /// Where it counts.
+    pub tally: &'a mut Tally,
+}
+
+/// What is the same for all operations.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ledger {
+    secret: Secret,
+    shape: Shape,
+    idle_ms: u64,
+}
+
+/// A stream as the records tell it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stream {
+    /// Its number in the session.
+    pub number: u32,
+    /// What carries it.
+    pub kind: StreamKind,
+    /// Its records, in the order in which they were begun.
+    pub records: Vec<Record>,
+    /// The lanes of these records, with nonce and whether closed: what has to
+    /// be unchanged for the records to be still all there is.
+    pub lanes: Vec<Lane>,
+}
+
+/// Whether a POST's stream has brought every answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// It has.
+    Yes,
+    /// It has not.
+    No,
+    /// The guard can't tell.
+    Unknown,
+}
+
+/// Where a cursor stands on a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// Whether its event had data.
+    pub data: bool,
+    /// The ids with data behind it, if their order is known.
+    pub owed: Option<u64>,
+    /// Whether any id with data is surely behind it.
+    pub anything_owed: bool,
+}
+
+impl Stream {
+    /// Where a cursor stands, if it was issued on this stream.
+    pub fn find(&self, id: &EventId) -> Option<Placement> {
+        let mut behind: u64 = 0;
+        let mut placement: Option<Placement> = None;
+        for record in self.records.iter().rev() {
+            if let Some(found) = record.find(id) {
+                let owed = found.owed.saturating_add(behind);
+                // An id that two connections delivered at once is owed from
+                // the place where less follows.
+                if placement.is_none_or(|p| p.owed.is_some_and(|least| owed < least)) {
+                    placement = Some(Placement {
+                        data: found.data,
+                        owed: Some(owed),
+                        anything_owed: owed > 0,
+                    });
+                }
+            }
+            behind = behind.saturating_add(record.owed());
+        }
+        if !self.is_ordered() {
+            placement = placement.map(|p| Placement { owed: None, anything_owed: false, ..p });
+        }
+        placement
+    }
+
+    /// Whether the order of all ids is the order of the records.
+    fn is_ordered(&self) -> bool {
+        let mut before: u64 = 0;
+        self.records.iter().all(|record| {
+            let in_order = record.count_before == before && !record.unordered;
+            before = before.saturating_add(record.count);
+            in_order
+        })
+    }
+
+    /// Whether the stream is finished.
+    pub fn finished(&self) -> Finished {
+        match self.kind {
+            StreamKind::Standalone => Finished::No,
+            StreamKind::Unplaced => Finished::Unknown,
+            StreamKind::Post => match self.calls() {
+                Calls::Unknown => Finished::Unknown,
+                Calls::Pending(pending) if pending.is_empty() => Finished::Yes,
+                Calls::Pending(_) => Finished::No,
+            },
+        }
+    }
+
+    /// The calls that no record has seen answered.
+    pub fn calls(&self) -> Calls {
+        let calls = self.records.iter().map(|record| record.calls.clone());
+        calls.reduce(|awaited, calls| awaited.and(&calls)).unwrap_or_default()
+    }
+
+    /// When its newest id was recorded.
+    pub fn last_event_ms(&self) -> u64 {
+        self.records.iter().map(|record| record.last_event_ms).max().unwrap_or(0)
+    }
+}
+
+/// What the ledger has of a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct History {
+    /// Its slot.
+    pub session: Session,
+    /// Its streams.
+    pub streams: Vec<Stream>,
+    /// A record of it was evicted, or can't be read.
+    pub evicted: bool,
+}
+
+/// A connection that is about to open a lane.
+pub(crate) struct Opening {
+    pub session: SessionFingerprint,
+    pub carries: Carries,
+    pub nonce: u64,
+    /// Tells streams that begin with the same id.
+    pub hint: u32,
+    /// It had a lane and lost it, of a session that was known since then.
+    pub lost_with: Option<u64>,
+}
+
+impl Opening {
+    fn continues(&self, stream: &Stream) -> bool {
+        self.carries.continues(stream)
+    }
+
+    fn kind(&self) -> StreamKind {
+        match self.carries {
+            Carries::NewStream => StreamKind::Post,
+            Carries::Standalone => StreamKind::Standalone,
+            Carries::Known(_, kind) => kind,
+            Carries::Unknown => StreamKind::Unplaced,
+        }
+    }
+}
+
+/// A lane, opened.
+pub(crate) struct Opened {
+    pub lane: u8,
+    pub way: u8,
+    pub known_since_ms: u64,
+    /// Lanes of other streams with the same hint.
+    pub alike: Vec<Lane>,
+    /// The record that the connection carries on.
+    pub taken_over: Option<Record>,
+    /// The stream with its other records.
+    pub stream: Option<Stream>,
+}
+
+/// What becomes of a session that isn't in the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Skip,
+    Adopt,
+}
+
+/// What a session's beginning found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begun {
+    /// It is new.
+    New,
+    /// It is known, or was ended: it lives on as incomplete.
+    Reissued,
+}
+
+impl Ledger {
+    /// Joins the table of this process, and makes it if it is the first.
+    /// `random` must be from a cryptographic source. Gives the ledger, and the
+    /// shape that the configuration asked for where the table has another.
+    pub fn join(
+        store: &impl Store,
+        state: &State,
+        random: [u8; Secret::LEN],
+    ) -> (Self, Option<Shape>) {
+        let wanted = Shape::new(state);
+        let mine = encode_table(&wanted, &Secret::new(random));
+        // Inserted, or somebody was faster.
+        let _ = store.set(TABLE_KEY, &mine, Some(ABSENT));
+        let there = store.get(TABLE_KEY).0.as_deref().and_then(decode_table);
+        let (shape, secret) = there.unwrap_or_else(|| {
+            // Of another version: this one takes over, the other's sessions
+            // are not known any more.
+            let _ = store.set(TABLE_KEY, &mine, None);
+            (wanted, Secret::new(random))
+        });
+        let idle_ms = u64::from(state.idle_seconds).saturating_mul(1000);
+        (Ledger { secret, shape, idle_ms }, (shape != wanted).then_some(wanted))
+    }
+
+    /// The key of the fingerprints.
+    pub fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    /// The table's bounds.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The most memory that the state can take in Envoy, in bytes: all values
+    /// at their longest, and what the host's map and allocator add.
+    pub fn max_memory_bytes(&self) -> u64 {
+        let (bytes, values) = max_state(&self.shape);
+        // Measured on Envoy 1.40: about 130 bytes a value, and an eighth of it
+        // for the allocator's size classes.
+        bytes.saturating_add(bytes / 8).saturating_add(values.saturating_mul(130))
+    }
+
+    /// Whether this configuration is the first to come here since another:
+    /// then it is announced in the log.
+    pub fn announces(&self, store: &impl Store, configuration: &[u8]) -> bool {
+        let digest = self.secret.text(Role::Configuration, configuration).to_le_bytes();
+        let last = store.get(ANNOUNCED_KEY).0;
+        let is_new = last.as_deref() != Some(&digest);
+        if is_new {
+            let _ = store.set(ANNOUNCED_KEY, &digest, None);
+        }
+        is_new
+    }
+
+    /// Opens a lane for a connection that brings an id which isn't known yet:
+    /// takes over the stream's newest record if its writer has ended, or else
+    /// begins one. `None` if that was given up; the session is in doubt then.
+    pub(crate) fn open_lane<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        opening: &Opening,
+    ) -> Option<Opened> {
+        for _ in 0..MAX_TRIES {
+            let stream = self
+                .history(at, opening.session)
+                .and_then(|history| history.streams.into_iter().find(|s| opening.continues(s)));
+            match self.try_open_lane(at, opening, stream) {
+                Ok(Some(opened)) => return Some(opened),
+                // The stream has got or lost a record in between.
+                Ok(None) => {}
+                Err(GaveUp) => break,
+            }
+        }
+        self.doubt(at, opening.session);
+        None
+    }
+
+    fn try_open_lane<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        opening: &Opening,
+        mut stream: Option<Stream>,
+    ) -> Result<Option<Opened>, GaveUp> {
+        let seen = stream.as_ref().map(|stream| stream.lanes.clone()).unwrap_or_default();
+        let all_read = stream.as_ref().is_some_and(|s| s.records.len() == s.lanes.len());
+        let taken_over = match (seen.last(), &mut stream) {
+            (Some(lane), Some(stream))
+                if lane.closed && all_read && opening.lost_with.is_none() =>
+            {
+                stream.records.pop().map(|record| (lane.number, record))
+            }
+            _ => None,
+        };
+        let opened =
+            self.change_session(at, opening.session, Missing::Adopt, |session, tally| {
+                let stream = stream.as_ref().map(|stream| stream.number);
+                let current = session.lanes.iter().filter(|lane| Some(lane.stream) == stream);
+                if !current.eq(&seen) {
+                    return (false, None);
+                }
+                // The ledger had forgotten the session and what it was sent.
+                session.complete &= opening
+                    .lost_with
+                    .is_none_or(|known_since| known_since == session.known_since_ms);
+                let number = stream.unwrap_or_else(|| session.new_stream());
+                let mut lane = Lane {
+                    number: 0,
+                    stream: number,
+                    kind: opening.kind(),
+                    closed: false,
+                    finished: false,
+                    nonce: opening.nonce,
+                    previous: 0,
+                    hint: opening.hint,
+                };
+                if let Some((taken, record)) = &taken_over
+                    && let Some(there) = session.lanes.iter_mut().find(|lane| lane.number == *taken)
+                {
+                    lane.number = *taken;
+                    lane.previous = record.nonce;
+                    lane.hint = there.hint;
+                    *there = lane.clone();
+                } else {
+                    lane.number = session.make_room(&self.shape, number, tally);
+                    session.lanes.push(lane.clone());
+                }
+                let alike = session
+                    .lanes
+                    .iter()
+                    .filter(|other| other.hint == lane.hint && other.stream != number);
+                let alike = alike.rev().take(MAX_ALIKE).cloned().collect();
+                (true, Some((lane.number, session.way, session.known_since_ms, alike)))
+            })?;
+        Ok(opened.flatten().map(|(lane, way, known_since_ms, alike)| Opened {
+            lane,
+            way,
+            known_since_ms,
+            alike,
+            taken_over: taken_over.map(|(_, record)| record),
+            stream,
+        }))
+    }
+
+    /// Whether a lane still is this writer's.
+    pub(crate) fn holds_lane<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        lane: u8,
+        nonce: u64,
+    ) -> bool {
+        let Some(session) = self.session(at, fingerprint) else { return false };
+        let holds = session.lanes.iter().any(|l| l.number == lane && l.nonce == nonce);
+        if holds {
+            self.touch(at, &session);
+        }
+        holds
+    }
+
+    /// The writer of a lane has ended.
+    pub(crate) fn close_lane<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        nonce: u64,
+        finished: bool,
+    ) {
+        // Given up, the lane stays open: who resumes the stream then begins a
+        // record of its own.
+        let _ = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
+            let lane = session.lanes.iter_mut().find(|lane| lane.nonce == nonce);
+            let found = lane.map(|lane| {
+                lane.closed = true;
+                lane.finished = finished;
+            });
+            (found.is_some(), ())
+        });
+    }
+
+    /// A connection has found out which stream it carries on.
+    pub(crate) fn move_lane<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        nonce: u64,
+        stream: u32,
+        kind: StreamKind,
+    ) {
+        let moved = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
+            let lane = session.lanes.iter_mut().find(|lane| lane.nonce == nonce);
+            let found = lane.map(|lane| {
+                lane.stream = stream;
+                lane.kind = kind;
+            });
+            (found.is_some(), ())
+        });
+        if moved.is_err() {
+            self.doubt(at, fingerprint);
+        }
+    }
+
+    /// Writes a record where only its writer writes.
+    pub(crate) fn write_record<S: Store>(
+        &self,
+        at: &Access<'_, S>,
+        session: SessionFingerprint,
+        way: u8,
+        lane: u8,
+        record: &Record,
+    ) {
+        let key = lane_key(self.shape.set_of(session.short()), way, lane);
+        // Without a CAS there is nothing to conflict with.
+        let _ = at.store.set(&key, &record.encode(), None);
+    }
+
+    /// The record of a lane, if it is there and counts.
+    pub(crate) fn read_record<S: Store>(
+        &self,
+        at: &Access<'_, S>,
+        session: SessionFingerprint,
+        way: u8,
+        lane: &Lane,
+    ) -> Option<Record> {
+        let key = lane_key(self.shape.set_of(session.short()), way, lane.number);
+        let value = at.store.get(&key).0?;
+        Record::decode(&value).filter(|record| lane.accepts(record.nonce))
+    }
+
+    /// A nonce that no other writer has.
+    pub fn nonce(&self, random: u64) -> u64 {
+        self.secret.text(Role::Nonce, &random.to_le_bytes()).max(1)
+    }
+
+    fn set_key(&self, session: SessionFingerprint) -> String {
+        set_key(self.shape.set_of(session.short()))
+    }
+
+    /// The session's slot, if it has one.
+    pub fn session<S: Store>(
+        &self,
+        at: &Access<'_, S>,
+        session: SessionFingerprint,
+    ) -> Option<Session> {
+        let value = at.store.get(&self.set_key(session)).0?;
+        Set::decode(&value).get(session).cloned()
+    }
+
+    /// What the ledger has of a session.
+    pub fn history<S: Store>(
+        &self,
+        at: &Access<'_, S>,
+        session: SessionFingerprint,
+    ) -> Option<History> {
+        self.session(at, session).map(|session| self.read_records(at, session))
+    }
+
+    fn read_records<S: Store>(&self, at: &Access<'_, S>, session: Session) -> History {
+        let mut streams: BTreeMap<u32, Stream> = BTreeMap::new();
+        let mut evicted = session.streams_evicted;
+        for lane in &session.lanes {
+            let record = self.read_record(at, session.fingerprint, session.way, lane);
+            evicted |= record.is_none();
+            let stream = streams.entry(lane.stream).or_insert_with(|| Stream {
+                number: lane.stream,
+                kind: lane.kind,
+                records: Vec::new(),
+                lanes: Vec::new(),
+            });
+            stream.lanes.push(lane.clone());
+            stream.records.extend(record);
+        }
+        History { session, streams: streams.into_values().collect(), evicted }
+    }
+
+    fn change_session<S: Store, T>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        missing: Missing,
+        mut change: impl FnMut(&mut Session, &mut Tally) -> (bool, T),
+    ) -> Result<Option<T>, GaveUp> {
+        let (now_ms, idle_ms) = (at.now_ms, self.idle_ms);
+        update(at.store, at.tally, &self.set_key(fingerprint), |value, tally| {
+            let mut set = Set::decode(value);
+            let adopted = set.get(fingerprint).is_none();
+            if adopted {
+                if missing == Missing::Skip {
+                    return (None, None);
+                }
+                set.insert(fingerprint, false, &self.shape, idle_ms, now_ms, tally);
+            }
+            let Some(session) = set.get_mut(fingerprint) else { return (None, None) };
+            let (changed, result) = change(session, tally);
+            if changed {
+                session.last_used_ms = now_ms;
+            }
+            ((changed || adopted).then(|| set.encode()), Some(result))
+        })
+    }
+
+    /// Notes that a session has traffic.
+    pub fn touch<S: Store>(&self, at: &mut Access<'_, S>, session: &Session) {
+        let now_ms = at.now_ms;
+        if now_ms.saturating_sub(session.last_used_ms) >= TOUCH_MS {
+            // Given up, it is only a little older than it should be.
+            let _ = self.change_session(at, session.fingerprint, Missing::Skip, |_, _| (true, ()));
+        }
+    }
+
+    /// A session begins: the upstream gave its id to a request that had none.
+    pub fn begin<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+    ) -> Result<Begun, GaveUp> {
+        let (now_ms, idle_ms) = (at.now_ms, self.idle_ms);
+        update(at.store, at.tally, &self.set_key(fingerprint), |value, tally| {
+            let mut set = Set::decode(value);
+            let begun = match set.get_mut(fingerprint) {
+                Some(session) => {
+                    session.complete = false;
+                    session.ended = false;
+                    session.last_used_ms = now_ms;
+                    tally.session_ids_reissued = tally.session_ids_reissued.saturating_add(1);
+                    Begun::Reissued
+                }
+                None => {
+                    set.insert(fingerprint, true, &self.shape, idle_ms, now_ms, tally);
+                    tally.sessions_started = tally.sessions_started.saturating_add(1);
+                    Begun::New
+                }
+            };
+            (Some(set.encode()), begun)
+        })
+    }
+
+    /// The upstream answered a request of one session with the id of another:
+    /// the new name is adopted, and ids of the old one are not foreign to it.
+    pub fn rename<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        old: SessionFingerprint,
+        new: SessionFingerprint,
+    ) {
+        let older = self.session(at, old).map(|session| session.kin).unwrap_or_default();
+        let renamed = self.change_session(at, new, Missing::Adopt, |session, _| {
+            let mut changed = std::mem::take(&mut session.complete);
+            for kin in older.iter().chain([&old.short()]) {
+                changed |= session.add_kin(Some(*kin));
+            }
+            (changed, ())
+        });
+        if renamed.is_err() {
+            self.doubt(at, new);
+        }
+    }
+
+    /// The session was ended. Whether it is known, and so known to be ended.
+    pub fn end<S: Store>(&self, at: &mut Access<'_, S>, fingerprint: SessionFingerprint) -> bool {
+        let ended = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
+            (!std::mem::replace(&mut session.ended, true), ())
+        });
+        matches!(ended, Ok(Some(())))
+    }
+
+    /// Something of the session may have been issued that the guard didn't
+    /// see.
+    pub fn make_incomplete<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+    ) {
+        let made = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
+            (std::mem::take(&mut session.complete), ())
+        });
+        if made.is_err() {
+            self.doubt(at, fingerprint);
+        }
+    }
+
+    /// A write was given up: no session of the set that is known by now counts
+    /// as complete any more.
+    fn doubt<S: Store>(&self, at: &Access<'_, S>, fingerprint: SessionFingerprint) {
+        let key = doubt_key(self.shape.set_of(fingerprint.short()));
+        // Without a CAS there is nothing to conflict with.
+        let _ = at.store.set(&key, &at.now_ms.to_le_bytes(), None);
+    }
+
+    /// Whether a write of this session may have been given up.
+    pub fn is_doubted<S: Store>(&self, at: &Access<'_, S>, session: &Session) -> bool {
+        let key = doubt_key(self.shape.set_of(session.fingerprint.short()));
+        at.store
+            .get(&key)
+            .0
+            .and_then(|value| value.try_into().ok().map(u64::from_le_bytes))
+            .is_some_and(|doubted_ms| doubted_ms >= session.known_since_ms)
+    }
+
+    /// Whether this cursor is known to have been issued on another session
+    /// than this one (`None`: than any), and on no two.
+    pub fn is_of_another<S: Store>(
+        &self,
+        at: &Access<'_, S>,
+        cursor: &EventId,
+        own: Option<SessionFingerprint>,
+    ) -> bool {
+        let own_session = own.and_then(|own| self.session(at, own));
+        if own_session.as_ref().is_some_and(|session| self.is_doubted(at, session)) {
+            return false;
+        }
+        cursor.distinctive_keys().any(|key| {
+            let bucket = Bucket::decode(&at.store.get(&self.bucket_key(key)).0.unwrap_or_default());
+            let Some(entry) = bucket.get(key).filter(|entry| !entry.shared) else { return false };
+            if own.is_some_and(|own| own.short() == entry.session) {
+                return false;
+            }
+            // With the other session, what it shares has left the table too.
+            let set = at.store.get(&set_key(self.shape.set_of(entry.session))).0;
+            let set = Set::decode(&set.unwrap_or_default());
+            let Some(other) = set.get_short(entry.session) else { return false };
+            if own_session.as_ref().is_some_and(|own| own.is_kin(other))
+                || own.is_some_and(|own| other.kin.contains(&own.short()))
+            {
+                return false;
+            }
+            // A sequence that is the other's says nothing of an index in it.
+            key == cursor.whole
+                || self
+                    .read_records(at, other.clone())
+                    .streams
+                    .iter()
+                    .any(|stream| stream.find(cursor).is_some())
+        })
+    }
+
+    /// Notes in the index that a session was sent a distinctive id or
+    /// sequence. `live`: not in a replay that may be another session's.
+    pub(crate) fn note_distinctive<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        session: SessionFingerprint,
+        key: u64,
+        live: bool,
+    ) {
+        let noted = update(at.store, at.tally, &self.bucket_key(key), |value, _| {
+            let mut bucket = Bucket::decode(value);
+            if !live && bucket.get(key).is_some() {
+                return (None, Noted::Own);
+            }
+            let (changed, noted) = bucket.note(key, session.short());
+            (changed.then(|| bucket.encode()), noted)
+        });
+        let kin = match noted {
+            Ok(Noted::Own) => return,
+            Ok(Noted::SharedWith(other)) => Some(other),
+            Ok(Noted::Shared) | Err(GaveUp) => None,
+        };
+        let related = self
+            .change_session(at, session, Missing::Skip, |session, _| (session.add_kin(kin), ()));
+        if related.is_err() {
+            self.doubt(at, session);
+        }
+    }
+
+    fn bucket_key(&self, key: u64) -> String {
+        let bucket = key.checked_rem(index_buckets(&self.shape)).unwrap_or(0);
+        format!("mcprg.i.{bucket:x}")
+    }
+}
+
+fn set_key(set: u32) -> String {
+    format!("mcprg.s.{set:x}")
+}
+
+fn lane_key(set: u32, way: u8, lane: u8) -> String {
+    format!("mcprg.l.{set:x}.{way:x}.{lane:x}")
+}
+
+fn doubt_key(set: u32) -> String {
+    format!("mcprg.d.{set:x}")
+}
+
+/// Buckets of the index: one for each session, and some for a small table.
+fn index_buckets(shape: &Shape) -> u64 {
+    shape.sessions().max(64)
+}
+
+/// The most bytes of all values, and the most values.
+fn max_state(shape: &Shape) -> (u64, u64) {
+    let sets = u64::from(shape.sets);
+    let records = shape.sessions().saturating_mul(shape.lanes().into());
+    let record_bytes = u64::try_from(Record::max_bytes(shape.ids)).unwrap_or(u64::MAX);
+    let buckets = index_buckets(shape);
+    let bytes = records
+        .saturating_mul(record_bytes)
+        .saturating_add(sets.saturating_mul(shape.max_set_bytes()))
+        .saturating_add(buckets.saturating_mul(Bucket::MAX_BYTES))
+        .saturating_add(sets.saturating_mul(8));
+    (bytes, records.saturating_add(sets.saturating_mul(2)).saturating_add(buckets))
+}
+
+fn encode_table(shape: &Shape, secret: &Secret) -> Vec<u8> {
+    let mut writer = crate::codec::Writer::default();
+    writer.u8(TABLE_VERSION);
+    writer.u32(shape.sets);
+    writer.u8(shape.ways);
+    writer.u8(shape.streams);
+    writer.u32(shape.ids.into());
+    writer.u128(u128::from_le_bytes(*secret.bytes()));
+    writer.finish()
+}
+
+fn decode_table(value: &[u8]) -> Option<(Shape, Secret)> {
+    let mut reader = crate::codec::Reader::new(value);
+    if reader.u8()? != TABLE_VERSION {
+        return None;
+    }
+    let shape = Shape {
+        sets: reader.u32()?,
+        ways: reader.u8()?,
+        streams: reader.u8()?,
+        ids: u16::try_from(reader.u32()?).ok()?,
+    };
+    Some((shape, Secret::new(reader.u128()?.to_le_bytes())))
+}

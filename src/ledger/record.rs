@@ -1,0 +1,367 @@
+//! A record: what one writer's connections issued on one stream.
+//!
+//! Each connection that brings new ids has a record of its own, which nobody
+//! else writes; a stream is the records of its connections (mostly one: who
+//! resumes a stream takes over the record that is closed). Ids stand in the
+//! order in which they were first seen on the wire.
+
+use std::collections::VecDeque;
+
+use crate::codec::{Reader, Writer};
+use crate::event_id::{EventId, READINGS};
+use crate::jsonrpc::{Calls, MAX_CALLS};
+
+const VERSION: u8 = 1;
+
+/// Bytes of an encoded single id, and of a range.
+const ID_BYTES: usize = 9;
+const RANGE_BYTES: usize = 25;
+
+/// Consecutive ids that are kept one by one before they become a range: three
+/// take more room than the range.
+const RUN: u8 = 3;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ids {
+    /// One id, by its fingerprint.
+    Single(u64),
+    /// All places of a sequence from the first to the last.
+    Range { sequence: u64, first: u64, last: u64 },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Element {
+    ids: Ids,
+    /// Whether the events had data.
+    data: bool,
+}
+
+impl Element {
+    fn bytes(&self) -> usize {
+        match self.ids {
+            Ids::Single(_) => ID_BYTES,
+            Ids::Range { .. } => RANGE_BYTES,
+        }
+    }
+
+    /// How many of its ids with data stand behind this id, if it is here.
+    fn find(&self, id: &EventId) -> Option<u64> {
+        match self.ids {
+            Ids::Single(whole) => (whole == id.whole).then_some(0),
+            Ids::Range { sequence, first, last } => id
+                .places
+                .iter()
+                .flatten()
+                .find(|place| place.sequence == sequence && (first..=last).contains(&place.index))
+                .map(|place| if self.data { last.saturating_sub(place.index) } else { 0 }),
+        }
+    }
+
+    /// How many ids with data it holds.
+    fn owed(&self) -> u64 {
+        match self.ids {
+            _ if !self.data => 0,
+            Ids::Single(_) => 1,
+            Ids::Range { first, last, .. } => last.saturating_sub(first).saturating_add(1),
+        }
+    }
+}
+
+/// The newest id, read as a place in a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tail {
+    sequence: u64,
+    /// The newest index.
+    last: u64,
+    /// The highest index.
+    highest: u64,
+    /// How many consecutive single ids end here.
+    run: u8,
+}
+
+/// Where an id stands in a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Found {
+    /// Whether its event had data.
+    pub data: bool,
+    /// The ids with data behind it.
+    pub owed: u64,
+}
+
+/// What one writer issued on one stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Who wrote it: the record counts only while the directory names the same.
+    pub nonce: u64,
+    /// When the newest id was recorded, in milliseconds.
+    pub last_event_ms: u64,
+    /// The requests that the stream still has to answer.
+    pub calls: Calls,
+    /// Ids that were ever recorded here.
+    pub count: u64,
+    /// The same of the stream's other records, when this one was begun: if
+    /// they have more by now, two connections delivered at once, and which of
+    /// their ids came first is not known.
+    pub count_before: u64,
+    /// Older ids have left the window.
+    pub evicted: bool,
+    /// The order of the ids can't be relied on: an id that had left the window
+    /// may have come again as if it were new.
+    pub unordered: bool,
+    /// All ids so far are of one sequence, each higher than the one before.
+    rising: bool,
+    tails: [Option<Tail>; READINGS],
+    window: VecDeque<Element>,
+}
+
+impl Record {
+    /// An empty record, behind so many ids in the stream's other records.
+    pub fn new(nonce: u64, count_before: u64) -> Self {
+        Record {
+            nonce,
+            last_event_ms: 0,
+            calls: Calls::Unknown,
+            count: 0,
+            count_before,
+            evicted: false,
+            unordered: false,
+            rising: true,
+            tails: [None; READINGS],
+            window: VecDeque::new(),
+        }
+    }
+
+    /// The most bytes of an encoded record.
+    pub const fn max_bytes(ids_per_stream: u16) -> usize {
+        const FLAGS: usize = 1 + 1;
+        const COUNTS: usize = 4 * 8;
+        const CALLS: usize = 1 + MAX_CALLS * 8;
+        const TAILS: usize = READINGS * (1 + 3 * 8);
+        (FLAGS + COUNTS + CALLS + TAILS).saturating_add(Self::window_bytes(ids_per_stream))
+    }
+
+    /// Room for so many of the newest ids, however they are kept: in a range
+    /// an id never takes more than alone, but for the first two of it.
+    const fn window_bytes(ids_per_stream: u16) -> usize {
+        ID_BYTES.saturating_mul(ids_per_stream as usize).saturating_add(RANGE_BYTES - ID_BYTES)
+    }
+
+    /// The same record, carried on by another writer.
+    pub fn taken_over_by(mut self, nonce: u64) -> Self {
+        self.nonce = nonce;
+        self
+    }
+
+    /// Where an id stands, if it was issued here and is still known.
+    pub fn find(&self, id: &EventId) -> Option<Found> {
+        let mut owed: u64 = 0;
+        for element in self.window.iter().rev() {
+            if let Some(within) = element.find(id) {
+                return Some(Found { data: element.data, owed: owed.saturating_add(within) });
+            }
+            owed = owed.saturating_add(element.owed());
+        }
+        None
+    }
+
+    /// The ids with data that it holds.
+    pub fn owed(&self) -> u64 {
+        self.window.iter().fold(0, |owed, element| owed.saturating_add(element.owed()))
+    }
+
+    /// Whether the id is of the sequence in which the newest id stands, and
+    /// past the highest index there.
+    pub fn is_past_head(&self, id: &EventId) -> bool {
+        self.tails.iter().zip(&id.places).any(|readings| match readings {
+            (Some(tail), Some(place)) => {
+                tail.sequence == place.sequence && place.index > tail.highest
+            }
+            _ => false,
+        })
+    }
+
+    /// Whether the part that has left the window may have held this id.
+    pub fn may_have_evicted(&self, id: &EventId) -> bool {
+        self.evicted && !(self.rising && self.is_past_head(id))
+    }
+
+    /// Whether this id, which the window doesn't have, is one that has left it:
+    /// all ids were of one rising sequence, and it is below the head.
+    pub fn is_surely_old(&self, id: &EventId) -> bool {
+        let same_sequence = self.tails.iter().zip(&id.places).any(|readings| {
+            matches!(readings, (Some(tail), Some(place)) if tail.sequence == place.sequence)
+        });
+        self.evicted && self.rising && same_sequence && !self.is_past_head(id)
+    }
+
+    /// The fingerprint of the sequence that grows here, once its ids are a
+    /// range.
+    pub fn range_sequence(&self) -> Option<u64> {
+        match self.window.back()?.ids {
+            Ids::Range { sequence, .. } => Some(sequence),
+            Ids::Single(_) => None,
+        }
+    }
+
+    /// Appends an id that is not known yet.
+    pub fn push(&mut self, id: &EventId, data: bool, ids_per_stream: u16, now_ms: u64) {
+        self.count = self.count.saturating_add(1);
+        self.last_event_ms = now_ms;
+        self.follow_sequence(id, data);
+        if self.extend_range(id, data) {
+            return;
+        }
+        self.window.push_back(Element { ids: Ids::Single(id.whole), data });
+        if let Some(tail) = self.tails.iter().flatten().find(|tail| tail.run >= RUN) {
+            let range = Ids::Range {
+                sequence: tail.sequence,
+                first: tail.last.saturating_sub(u64::from(RUN).saturating_sub(1)),
+                last: tail.last,
+            };
+            self.window.truncate(self.window.len().saturating_sub(usize::from(RUN)));
+            self.window.push_back(Element { ids: range, data });
+        }
+        self.evict(ids_per_stream);
+    }
+
+    fn follow_sequence(&mut self, id: &EventId, data: bool) {
+        let last_is_single_with = |data| matches!(self.window.back(), Some(e) if e.data == data && matches!(e.ids, Ids::Single(_)));
+        let joins_run = last_is_single_with(data);
+        let is_first = self.count == 1;
+        let mut continued = [None; READINGS];
+        for ((new, tail), place) in continued.iter_mut().zip(&self.tails).zip(&id.places) {
+            if let (Some(tail), Some(place)) = (tail, place)
+                && tail.sequence == place.sequence
+            {
+                let next = tail.last.checked_add(1) == Some(place.index);
+                self.rising &= place.index > tail.highest;
+                *new = Some(Tail {
+                    sequence: tail.sequence,
+                    last: place.index,
+                    highest: tail.highest.max(place.index),
+                    run: if next && joins_run { tail.run.saturating_add(1) } else { 1 },
+                });
+            }
+        }
+        if continued.iter().all(Option::is_none) {
+            self.rising &= is_first && id.places.iter().any(Option::is_some);
+            continued = id.places.map(|place| {
+                place.map(|place| Tail {
+                    sequence: place.sequence,
+                    last: place.index,
+                    highest: place.index,
+                    run: 1,
+                })
+            });
+        }
+        self.tails = continued;
+    }
+
+    fn extend_range(&mut self, id: &EventId, with_data: bool) -> bool {
+        let Some(Element { ids: Ids::Range { sequence, last, .. }, data }) = self.window.back_mut()
+        else {
+            return false;
+        };
+        let follows = *data == with_data
+            && id.places.iter().flatten().any(|place| {
+                place.sequence == *sequence && last.checked_add(1) == Some(place.index)
+            });
+        if follows {
+            *last = last.saturating_add(1);
+        }
+        follows
+    }
+
+    fn evict(&mut self, ids_per_stream: u16) {
+        let mut bytes = self.window.iter().map(Element::bytes).fold(0, usize::saturating_add);
+        while bytes > Self::window_bytes(ids_per_stream) {
+            let Some(oldest) = self.window.pop_front() else { break };
+            bytes = bytes.saturating_sub(oldest.bytes());
+            self.evicted = true;
+        }
+    }
+
+    /// Its bytes in shared data.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::with_capacity(128);
+        writer.u8(VERSION);
+        writer.u64(self.nonce);
+        writer.u64(self.last_event_ms);
+        writer.u64(self.count);
+        writer.u64(self.count_before);
+        writer.u8(u8::from(self.evicted)
+            | (u8::from(self.unordered) << 1)
+            | (u8::from(self.rising) << 2)
+            | (u8::from(matches!(self.calls, Calls::Unknown)) << 3));
+        let pending = match &self.calls {
+            Calls::Unknown => &[][..],
+            Calls::Pending(pending) => pending,
+        };
+        writer.list(pending, |w, id| w.u64(*id));
+        for tail in &self.tails {
+            writer.u8(tail.map_or(0, |tail| tail.run.max(1)));
+            if let Some(tail) = tail {
+                writer.u64(tail.sequence);
+                writer.u64(tail.last);
+                writer.u64(tail.highest);
+            }
+        }
+        for element in &self.window {
+            let data = u8::from(element.data);
+            match element.ids {
+                Ids::Single(whole) => {
+                    writer.u8(data);
+                    writer.u64(whole);
+                }
+                Ids::Range { sequence, first, last } => {
+                    writer.u8(data | 2);
+                    writer.u64(sequence);
+                    writer.u64(first);
+                    writer.u64(last);
+                }
+            }
+        }
+        writer.finish()
+    }
+
+    /// Reads it back; `None` for another version, or what is none.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader::new(bytes);
+        if reader.u8()? != VERSION {
+            return None;
+        }
+        let mut record = Record::new(reader.u64()?, 0);
+        record.last_event_ms = reader.u64()?;
+        record.count = reader.u64()?;
+        record.count_before = reader.u64()?;
+        let flags = reader.u8()?;
+        record.evicted = flags & 1 != 0;
+        record.unordered = flags & 2 != 0;
+        record.rising = flags & 4 != 0;
+        let pending = reader.list(Reader::u64)?;
+        if flags & 8 == 0 {
+            record.calls = Calls::Pending(pending);
+        }
+        for tail in &mut record.tails {
+            let run = reader.u8()?;
+            if run > 0 {
+                *tail = Some(Tail {
+                    run,
+                    sequence: reader.u64()?,
+                    last: reader.u64()?,
+                    highest: reader.u64()?,
+                });
+            }
+        }
+        while !reader.is_at_end() {
+            let flags = reader.u8()?;
+            let ids = if flags & 2 == 0 {
+                Ids::Single(reader.u64()?)
+            } else {
+                Ids::Range { sequence: reader.u64()?, first: reader.u64()?, last: reader.u64()? }
+            };
+            record.window.push_back(Element { ids, data: flags & 1 != 0 });
+        }
+        Some(record)
+    }
+}

@@ -1,0 +1,404 @@
+//! The session table: fixed sets of slots in shared data.
+//!
+//! A session's fingerprint names its set; a set is one value with a few slots
+//! (ways), each a session with the directory of its records. So opening a
+//! stream, ending a session, evicting one are each a single compare-and-swap,
+//! and a session's state is found with one read. The records themselves are
+//! keys of their own, one for each lane of each slot, and are written without
+//! CAS by their only writer; the directory says whose record counts.
+
+use crate::codec::{Reader, Writer};
+use crate::config::State;
+use crate::fingerprint::SessionFingerprint;
+use crate::telemetry::Tally;
+
+const VERSION: u8 = 1;
+
+/// Slots in a set, in a table of more than [`SINGLE_SET`] sessions.
+const WAYS: u32 = 8;
+
+/// Up to so many sessions are one set, so that a small table is used whole.
+const SINGLE_SET: u32 = 32;
+
+/// Lanes of a session beyond its streams: two connections can carry one
+/// stream at once.
+const SPARE_LANES: u8 = 2;
+
+/// Sessions of a set whose eviction is remembered: one that begins again is
+/// not taken for new.
+const REMEMBERED_EVICTIONS: usize = 32;
+
+/// Sessions that are remembered to have been sent the same ids.
+const MAX_KIN: usize = 4;
+
+/// The table's bounds, the same for all that share a `vm_id`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Sets of slots.
+    pub sets: u32,
+    /// Slots in a set.
+    pub ways: u8,
+    /// Streams of a session.
+    pub streams: u8,
+    /// Ids of a stream that are no range.
+    pub ids: u16,
+}
+
+impl Shape {
+    /// The shape that a configuration asks for.
+    pub fn new(state: &State) -> Self {
+        let ways = if state.sessions <= SINGLE_SET { state.sessions.max(1) } else { WAYS };
+        Shape {
+            sets: state.sessions.div_ceil(ways).max(1),
+            ways: u8::try_from(ways).unwrap_or(1),
+            streams: state.streams_per_session.max(1),
+            ids: state.ids_per_stream.max(1),
+        }
+    }
+
+    /// Sessions that there is room for.
+    pub fn sessions(&self) -> u64 {
+        u64::from(self.sets).saturating_mul(self.ways.into())
+    }
+
+    /// Records that a session has room for.
+    pub fn lanes(&self) -> u8 {
+        self.streams.saturating_add(SPARE_LANES)
+    }
+
+    /// The set of a session, by the half of its fingerprint that the index
+    /// keeps too.
+    pub(crate) fn set_of(&self, short: u64) -> u32 {
+        u32::try_from(short.checked_rem(self.sets.into()).unwrap_or(0)).unwrap_or(0)
+    }
+
+    /// The most bytes of an encoded set.
+    pub fn max_set_bytes(&self) -> u64 {
+        const LANE: u64 = 1 + 4 + 1 + 8 + 8 + 4;
+        const SESSION: u64 = 1 + 16 + 1 + 8 + 8 + 4 + 1 + MAX_KIN as u64 * 8 + 1;
+        const SET: u64 = 1 + 1 + REMEMBERED_EVICTIONS as u64 * 4 + 1;
+        let session = SESSION.saturating_add(LANE.saturating_mul(self.lanes().into()));
+        SET.saturating_add(session.saturating_mul(self.ways.into()))
+    }
+}
+
+/// What carries a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamKind {
+    /// The answer to a POST.
+    Post,
+    /// The session's GETs without a cursor.
+    Standalone,
+    /// A resumption whose cursor the ledger lacked: what stream it carries on
+    /// is not known.
+    Unplaced,
+}
+
+/// A record's entry in the directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lane {
+    /// The lane's number, part of the record's key.
+    pub number: u8,
+    /// The stream it belongs to.
+    pub stream: u32,
+    /// What carries the stream.
+    pub kind: StreamKind,
+    /// Its writer has ended, and writes no more.
+    pub closed: bool,
+    /// Its stream was finished when it closed.
+    pub finished: bool,
+    /// The writer's nonce.
+    pub nonce: u64,
+    /// The nonce of the closed record that this writer took over, and that
+    /// counts until it has written its own; 0: none.
+    pub previous: u64,
+    /// A hint at the stream's ids, to find those that other streams have too.
+    pub hint: u32,
+}
+
+impl Lane {
+    /// Whether a record that was found in this lane counts.
+    pub fn accepts(&self, nonce: u64) -> bool {
+        nonce != 0 && (nonce == self.nonce || nonce == self.previous)
+    }
+}
+
+/// A session's slot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Session {
+    /// The slot's number in its set.
+    pub way: u8,
+    /// Who it is.
+    pub fingerprint: SessionFingerprint,
+    /// The guard saw all of it.
+    pub complete: bool,
+    /// It was ended.
+    pub ended: bool,
+    /// Streams of it were evicted.
+    pub streams_evicted: bool,
+    /// It was sent ids that others had been sent, more than `kin` can tell.
+    pub kin_unbounded: bool,
+    /// When the guard got to know it, in milliseconds.
+    pub known_since_ms: u64,
+    /// When it last had traffic.
+    pub last_used_ms: u64,
+    /// Sessions with which nothing is distinctive.
+    pub kin: Vec<u64>,
+    /// The number of its next stream.
+    pub next_stream: u32,
+    /// Its records, in the order in which they were begun.
+    pub lanes: Vec<Lane>,
+}
+
+impl Session {
+    /// Whether ids of the one may well be ids of the other.
+    pub fn is_kin(&self, other: &Session) -> bool {
+        self.kin_unbounded
+            || other.kin_unbounded
+            || self.kin.contains(&other.fingerprint.short())
+            || other.kin.contains(&self.fingerprint.short())
+    }
+
+    /// Remembers another session as kin; `None`: any. Whether that was new.
+    pub fn add_kin(&mut self, other: Option<u64>) -> bool {
+        match other {
+            _ if self.kin_unbounded => false,
+            Some(other) if self.kin.contains(&other) => false,
+            Some(other) if self.kin.len() < MAX_KIN => {
+                self.kin.push(other);
+                true
+            }
+            _ => {
+                self.kin_unbounded = true;
+                true
+            }
+        }
+    }
+
+    /// A new stream's number.
+    pub fn new_stream(&mut self) -> u32 {
+        let number = self.next_stream;
+        self.next_stream = number.wrapping_add(1);
+        number
+    }
+
+    /// Makes room for one more record, of this stream, and gives its lane's
+    /// number. Where there is none, a stream is evicted: finished ones first,
+    /// the standalone stream last, the older before the newer; and of a stream
+    /// with several records the oldest.
+    pub fn make_room(&mut self, shape: &Shape, stream: u32, tally: &mut Tally) -> u8 {
+        loop {
+            let mut streams: Vec<u32> = Vec::new();
+            for lane in &self.lanes {
+                if lane.stream != stream && !streams.contains(&lane.stream) {
+                    streams.push(lane.stream);
+                }
+            }
+            let free = (0..shape.lanes()).find(|n| self.lanes.iter().all(|l| l.number != *n));
+            if let Some(free) = free
+                && streams.len() < usize::from(shape.streams)
+            {
+                return free;
+            }
+            let doubled = |lane: &&Lane| {
+                self.lanes.iter().filter(|other| other.stream == lane.stream).count() > 1
+            };
+            let oldest_of_several = self
+                .lanes
+                .iter()
+                .filter(doubled)
+                .min_by_key(|lane| !lane.closed)
+                .map(|lane| lane.number);
+            if streams.len() < usize::from(shape.streams)
+                && let Some(number) = oldest_of_several
+            {
+                self.lanes.retain(|lane| lane.number != number);
+                self.streams_evicted = true;
+                continue;
+            }
+            let evicted = self
+                .lanes
+                .iter()
+                .filter(|lane| lane.stream != stream)
+                .min_by_key(|lane| {
+                    (!lane.finished, lane.kind == StreamKind::Standalone, lane.stream)
+                })
+                .map(|lane| lane.stream);
+            let Some(evicted) = evicted else {
+                // Only this stream is left, and holds every lane.
+                let number = self.lanes.first().map_or(0, |lane| lane.number);
+                self.lanes.retain(|lane| lane.number != number);
+                self.streams_evicted = true;
+                return number;
+            };
+            self.lanes.retain(|lane| lane.stream != evicted);
+            self.streams_evicted = true;
+            tally.streams_evicted = tally.streams_evicted.saturating_add(1);
+        }
+    }
+}
+
+/// One value of the table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Set {
+    evictions: Vec<u32>,
+    sessions: Vec<Session>,
+}
+
+impl Set {
+    /// Reads a set. What is none, or of another version, is an empty one: its
+    /// sessions are not known any more.
+    pub fn decode(bytes: &[u8]) -> Self {
+        Self::try_decode(bytes).unwrap_or_default()
+    }
+
+    fn try_decode(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader::new(bytes);
+        if reader.u8()? != VERSION {
+            return None;
+        }
+        let evictions = reader.list(Reader::u32)?;
+        let sessions = reader.list(|reader| {
+            let way = reader.u8()?;
+            let fingerprint = SessionFingerprint(reader.u128()?);
+            let flags = reader.u8()?;
+            Some(Session {
+                way,
+                fingerprint,
+                complete: flags & 1 != 0,
+                ended: flags & 2 != 0,
+                streams_evicted: flags & 4 != 0,
+                kin_unbounded: flags & 8 != 0,
+                known_since_ms: reader.u64()?,
+                last_used_ms: reader.u64()?,
+                next_stream: reader.u32()?,
+                kin: reader.list(Reader::u64)?,
+                lanes: reader.list(|reader| {
+                    let number = reader.u8()?;
+                    let stream = reader.u32()?;
+                    let flags = reader.u8()?;
+                    Some(Lane {
+                        number,
+                        stream,
+                        kind: match flags & 3 {
+                            0 => StreamKind::Post,
+                            1 => StreamKind::Standalone,
+                            _ => StreamKind::Unplaced,
+                        },
+                        closed: flags & 4 != 0,
+                        finished: flags & 8 != 0,
+                        nonce: reader.u64()?,
+                        previous: reader.u64()?,
+                        hint: reader.u32()?,
+                    })
+                })?,
+            })
+        })?;
+        Some(Set { evictions, sessions })
+    }
+
+    /// Its bytes in shared data.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::with_capacity(512);
+        writer.u8(VERSION);
+        writer.list(&self.evictions, |w, eviction| w.u32(*eviction));
+        writer.list(&self.sessions, |w, session| {
+            w.u8(session.way);
+            w.u128(session.fingerprint.0);
+            w.u8(u8::from(session.complete)
+                | (u8::from(session.ended) << 1)
+                | (u8::from(session.streams_evicted) << 2)
+                | (u8::from(session.kin_unbounded) << 3));
+            w.u64(session.known_since_ms);
+            w.u64(session.last_used_ms);
+            w.u32(session.next_stream);
+            w.list(&session.kin, |w, kin| w.u64(*kin));
+            w.list(&session.lanes, |w, lane| {
+                w.u8(lane.number);
+                w.u32(lane.stream);
+                let kind = match lane.kind {
+                    StreamKind::Post => 0,
+                    StreamKind::Standalone => 1,
+                    StreamKind::Unplaced => 2,
+                };
+                w.u8(kind | (u8::from(lane.closed) << 2) | (u8::from(lane.finished) << 3));
+                w.u64(lane.nonce);
+                w.u64(lane.previous);
+                w.u32(lane.hint);
+            });
+        });
+        writer.finish()
+    }
+
+    /// The session, if it is here.
+    pub fn get(&self, fingerprint: SessionFingerprint) -> Option<&Session> {
+        self.sessions.iter().find(|session| session.fingerprint == fingerprint)
+    }
+
+    /// The session whose fingerprint has this half, if it is here.
+    pub fn get_short(&self, short: u64) -> Option<&Session> {
+        self.sessions.iter().find(|session| session.fingerprint.short() == short)
+    }
+
+    /// The session, to be changed.
+    pub fn get_mut(&mut self, fingerprint: SessionFingerprint) -> Option<&mut Session> {
+        self.sessions.iter_mut().find(|session| session.fingerprint == fingerprint)
+    }
+
+    /// Takes a slot for a session that isn't here. It counts as complete only
+    /// if the caller says so and it wasn't evicted from here a while ago.
+    pub fn insert(
+        &mut self,
+        fingerprint: SessionFingerprint,
+        complete: bool,
+        shape: &Shape,
+        idle_ms: u64,
+        now_ms: u64,
+        tally: &mut Tally,
+    ) -> Option<&mut Session> {
+        let free = (0..shape.ways).find(|n| self.sessions.iter().all(|s| s.way != *n));
+        let way = match free {
+            Some(way) => way,
+            None => self.evict(idle_ms, now_ms, tally)?,
+        };
+        let was_evicted = self.evictions.contains(&remembered(fingerprint));
+        self.sessions.push(Session {
+            way,
+            fingerprint,
+            complete: complete && !was_evicted,
+            ended: false,
+            streams_evicted: false,
+            kin_unbounded: false,
+            known_since_ms: now_ms,
+            last_used_ms: now_ms,
+            kin: Vec::new(),
+            next_stream: 0,
+            lanes: Vec::new(),
+        });
+        self.sessions.last_mut()
+    }
+
+    /// Frees the slot of an ended session, or else of an idle one, or else of
+    /// an adopted one, or else of the least recently used.
+    fn evict(&mut self, idle_ms: u64, now_ms: u64, tally: &mut Tally) -> Option<u8> {
+        let (at, evicted) = self.sessions.iter().enumerate().min_by_key(|(_, session)| {
+            let idle = now_ms.saturating_sub(session.last_used_ms) > idle_ms;
+            (!session.ended, !idle, session.complete, session.last_used_ms)
+        })?;
+        if !evicted.ended {
+            tally.sessions_evicted = tally.sessions_evicted.saturating_add(1);
+        }
+        let way = evicted.way;
+        if self.evictions.len() >= REMEMBERED_EVICTIONS {
+            self.evictions.remove(0);
+        }
+        self.evictions.push(remembered(evicted.fingerprint));
+        self.sessions.remove(at);
+        Some(way)
+    }
+}
+
+fn remembered(fingerprint: SessionFingerprint) -> u32 {
+    // Not the bits that chose the set.
+    (fingerprint.0 >> 96) as u32
+}

@@ -1,0 +1,386 @@
+//! The recorder of one connection: the bytes of an event stream go in, the ids
+//! that they dispatch are in shared data when it returns.
+//!
+//! ```text
+//! bytes -> sse::Decoder -> event ids -> Record -> Store
+//! ```
+//!
+//! Nothing is kept of a stream before it brings an id that the ledger doesn't
+//! have. Then the connection opens a lane in the session's directory (one
+//! compare-and-swap), and from there on each chunk with new ids is one write.
+
+use crate::event_id::{EventId, comes_back_unchanged};
+use crate::fingerprint::SessionFingerprint;
+use crate::jsonrpc::Calls;
+use crate::ledger::record::Record;
+use crate::ledger::table::{Lane, StreamKind};
+use crate::ledger::{Access, Ledger, Opening, Stream};
+use crate::sse::{Data, Decoder, Dispatched, IdField};
+use crate::store::Store;
+
+/// A lane is written without a look at the directory for so long.
+const VALID_MS: u64 = 1_000;
+
+/// What a connection carries, as far as it is known when it begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carries {
+    /// A new stream: the answer to a POST.
+    NewStream,
+    /// The session's standalone stream: a GET without a cursor.
+    Standalone,
+    /// A known stream: a resumption whose cursor the ledger has.
+    Known(u32, StreamKind),
+    /// A stream that isn't known yet: any other resumption.
+    Unknown,
+}
+
+impl Carries {
+    /// Whether this is a stream that the connection carries on.
+    pub(crate) fn continues(self, stream: &Stream) -> bool {
+        match self {
+            Carries::Standalone => stream.kind == StreamKind::Standalone,
+            Carries::Known(number, _) => stream.number == number,
+            Carries::NewStream | Carries::Unknown => false,
+        }
+    }
+}
+
+/// What a chunk dispatched.
+#[derive(Default)]
+struct Batch {
+    ids: Vec<(EventId, bool)>,
+    /// An id that can't come back, or not as it was.
+    unreturnable: bool,
+    events: bool,
+}
+
+/// The recorder of one connection.
+pub struct Recorder {
+    session: SessionFingerprint,
+    carries: Carries,
+    nonce: u64,
+    decoder: Decoder,
+    id_limit: usize,
+    calls: Calls,
+    calls_changed: bool,
+    /// The stream's records that others wrote.
+    others: Vec<Record>,
+    /// The session's streams, while it isn't known which of them this is.
+    candidates: Vec<Stream>,
+    loaded: bool,
+    own: Option<Record>,
+    lane: Option<OwnLane>,
+    /// Lanes of other streams that begin with the same id.
+    alike: Vec<Lane>,
+    /// The lane was lost, and none is open again yet.
+    lost_with: Option<u64>,
+    unordered: bool,
+    reuse_checked: bool,
+    noted_sequence: Option<u64>,
+    saw_event: bool,
+    saw_id: bool,
+}
+
+struct OwnLane {
+    number: u8,
+    way: u8,
+    /// Since when the session was known when the lane was opened.
+    known_since_ms: u64,
+    /// When the directory was last looked at.
+    checked_ms: u64,
+}
+
+impl Recorder {
+    /// A recorder at the start of a connection's event stream. `nonce` is from
+    /// [`Ledger::nonce`]; `calls` are the requests that the stream answers.
+    pub fn new(
+        session: SessionFingerprint,
+        carries: Carries,
+        nonce: u64,
+        id_limit: usize,
+        calls: Calls,
+    ) -> Self {
+        Recorder {
+            session,
+            carries,
+            nonce,
+            decoder: Decoder::new(id_limit),
+            id_limit,
+            calls,
+            calls_changed: false,
+            others: Vec::new(),
+            candidates: Vec::new(),
+            loaded: false,
+            own: None,
+            lane: None,
+            alike: Vec::new(),
+            lost_with: None,
+            unordered: false,
+            reuse_checked: false,
+            noted_sequence: None,
+            saw_event: false,
+            saw_id: false,
+        }
+    }
+
+    /// The session whose events it records.
+    pub fn session(&self) -> SessionFingerprint {
+        self.session
+    }
+
+    /// The requests that the stream answers, once the POST's body has passed.
+    pub fn set_calls(&mut self, calls: Calls) {
+        self.calls_changed |= calls != self.calls;
+        self.calls = calls;
+    }
+
+    /// Records what these bytes dispatch, before they go on.
+    pub fn record<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, bytes: &[u8]) {
+        if matches!(self.carries, Carries::Known(..)) {
+            // It answers the calls of the stream that it carries on.
+            self.load(ledger, at);
+        }
+        let batch = self.decode(ledger, |decoder, sink| decoder.feed(bytes, sink));
+        self.keep(ledger, at, batch);
+    }
+
+    /// The stream has ended cleanly: its last event may lack the blank line.
+    pub fn finish<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
+        let batch = self.decode(ledger, |decoder, sink| decoder.finish(sink));
+        self.keep(ledger, at, batch);
+    }
+
+    /// The connection is over, however it ended: nothing is written any more.
+    pub fn close<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
+        if self.saw_event && !self.saw_id {
+            at.tally.streams_without_ids = at.tally.streams_without_ids.saturating_add(1);
+        }
+        if self.lane.is_some() {
+            if self.calls_changed {
+                self.write(ledger, at);
+            }
+            if self.lane.take().is_some() {
+                ledger.close_lane(at, self.session, self.nonce, self.calls.all_answered());
+            }
+        }
+    }
+
+    fn decode(
+        &mut self,
+        ledger: &Ledger,
+        run: impl FnOnce(&mut Decoder, &mut dyn FnMut(Dispatched<'_>)),
+    ) -> Batch {
+        let mut batch = Batch::default();
+        self.decoder.capture(self.calls.awaited());
+        let (calls, calls_changed) = (&mut self.calls, &mut self.calls_changed);
+        let secret = ledger.secret();
+        let id_limit = self.id_limit;
+        run(&mut self.decoder, &mut |event| {
+            batch.events = true;
+            match event.data {
+                Data::Captured(data) if calls.awaited() => {
+                    let before = calls.clone();
+                    calls.answer(secret, data);
+                    *calls_changed |= *calls != before;
+                }
+                Data::TooLong if calls.awaited() => {
+                    *calls = Calls::Unknown;
+                    *calls_changed = true;
+                }
+                _ => {}
+            }
+            match event.id {
+                IdField::Unchanged | IdField::Reset => {}
+                IdField::TooLong => batch.unreturnable = true,
+                IdField::Set(text) => {
+                    if let Some(id) = EventId::new(secret, text) {
+                        let text = crate::event_id::trim(text);
+                        batch.unreturnable |= !comes_back_unchanged(text, id_limit);
+                        batch.ids.push((id, event.data != Data::Empty));
+                    }
+                }
+            }
+        });
+        self.saw_event |= batch.events;
+        self.saw_id |= batch.unreturnable || !batch.ids.is_empty();
+        batch
+    }
+
+    fn keep<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: Batch) {
+        if !batch.ids.is_empty() {
+            self.load(ledger, at);
+            self.join(ledger, at, &batch);
+            if batch.ids.iter().any(|(id, _)| !self.knows(id)) {
+                self.keep_new(ledger, at, &batch);
+            }
+        }
+        if self.calls_changed && self.lane.is_some() {
+            self.write(ledger, at);
+        }
+        if batch.unreturnable {
+            ledger.make_incomplete(at, self.session);
+        }
+    }
+
+    fn keep_new<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: &Batch) {
+        let Some((first, _)) = batch.ids.first() else { return };
+        if !self.hold_lane(ledger, at, first) {
+            return;
+        }
+        let ids_per_stream = ledger.shape().ids;
+        let live = matches!(self.carries, Carries::NewStream | Carries::Standalone);
+        let mut keys = Vec::new();
+        for (id, data) in &batch.ids {
+            if self.knows(id) {
+                continue;
+            }
+            // A GET that replays from the start brings ids again that have
+            // left the window, as if they were new.
+            let may_be_old = self.carries != Carries::NewStream
+                && !matches!(self.carries, Carries::Known(..))
+                && self.records().any(|record| record.may_have_evicted(id));
+            let Some(own) = &mut self.own else { return };
+            own.unordered |= may_be_old || self.unordered || self.carries == Carries::Unknown;
+            own.push(id, *data, ids_per_stream, at.now_ms);
+            at.tally.events_recorded = at.tally.events_recorded.saturating_add(1);
+            let range = own.range_sequence();
+            let in_range = id.places.iter().zip(id.distinctive_sequence).find_map(|(place, d)| {
+                place.filter(|place| Some(place.sequence) == range).map(|place| (place.sequence, d))
+            });
+            match in_range {
+                Some((sequence, true)) if self.noted_sequence != Some(sequence) => {
+                    self.noted_sequence = Some(sequence);
+                    keys.push(sequence);
+                }
+                Some(_) => {}
+                None if id.distinctive => keys.push(id.whole),
+                None => {}
+            }
+            if *data && !self.reuse_checked {
+                self.reuse_checked = true;
+                self.check_reuse(ledger, at, id);
+            }
+        }
+        self.write(ledger, at);
+        if self.carries != Carries::Unknown {
+            for key in keys {
+                ledger.note_distinctive(at, self.session, key, live);
+            }
+        }
+    }
+
+    fn records(&self) -> impl Iterator<Item = &Record> {
+        self.others.iter().chain(&self.own)
+    }
+
+    fn knows(&self, id: &EventId) -> bool {
+        self.records().any(|record| record.find(id).is_some() || record.is_surely_old(id))
+    }
+
+    /// Reads what others recorded of this stream.
+    fn load<S: Store>(&mut self, ledger: &Ledger, at: &Access<'_, S>) {
+        if std::mem::replace(&mut self.loaded, true) || self.carries == Carries::NewStream {
+            return;
+        }
+        let streams = ledger.history(at, self.session).map(|h| h.streams).unwrap_or_default();
+        if self.carries == Carries::Unknown {
+            self.candidates = streams;
+        } else if let Some(stream) = streams.into_iter().find(|s| self.carries.continues(s)) {
+            self.calls = stream.calls();
+            self.others = stream.records;
+        }
+    }
+
+    /// A resumption whose cursor wasn't known carries on the stream of the
+    /// first id that is. What came between the two isn't known, so nothing is
+    /// said of the order any more.
+    fn join<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: &Batch) {
+        let known = self.candidates.iter().position(|stream| {
+            stream.kind != StreamKind::Unplaced
+                && batch.ids.iter().any(|(id, _)| stream.find(id).is_some())
+        });
+        let Some(known) = known else { return };
+        let stream = self.candidates.swap_remove(known);
+        self.candidates.clear();
+        self.carries = Carries::Known(stream.number, stream.kind);
+        self.unordered = true;
+        if self.lane.is_some() {
+            ledger.move_lane(at, self.session, self.nonce, stream.number, stream.kind);
+        }
+        self.calls = stream.calls();
+        self.calls_changed = true;
+        self.others = stream.records;
+    }
+
+    /// Makes sure that the record's lane is this connection's own. False if
+    /// the directory could not be written: then the session is in doubt.
+    fn hold_lane<S: Store>(
+        &mut self,
+        ledger: &Ledger,
+        at: &mut Access<'_, S>,
+        first: &EventId,
+    ) -> bool {
+        if let Some(lane) = &mut self.lane {
+            if at.now_ms.saturating_sub(lane.checked_ms) < VALID_MS {
+                return true;
+            }
+            if ledger.holds_lane(at, self.session, lane.number, self.nonce) {
+                lane.checked_ms = at.now_ms;
+                return true;
+            }
+        }
+        let opening = Opening {
+            session: self.session,
+            carries: self.carries,
+            nonce: self.nonce,
+            hint: first.whole as u32,
+            lost_with: self.lane.take().map(|lane| lane.known_since_ms).or(self.lost_with),
+        };
+        self.lost_with = opening.lost_with;
+        let Some(opened) = ledger.open_lane(at, &opening) else { return false };
+        self.lost_with = None;
+        self.lane = Some(OwnLane {
+            number: opened.lane,
+            way: opened.way,
+            known_since_ms: opened.known_since_ms,
+            checked_ms: at.now_ms,
+        });
+        self.alike = opened.alike;
+        if let Some(stream) = opened.stream {
+            self.calls = self.calls.and(&stream.calls());
+            self.others = stream.records;
+        }
+        if let Some(own) = &mut self.own {
+            // It stands behind others now that are newer than its first ids.
+            own.unordered |= !self.others.is_empty();
+            return true;
+        }
+        let count_before = self.others.iter().map(|r| r.count).fold(0, u64::saturating_add);
+        self.own = Some(match opened.taken_over {
+            Some(record) => record.taken_over_by(self.nonce),
+            None => Record::new(self.nonce, count_before),
+        });
+        true
+    }
+
+    fn write<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
+        let (Some(own), Some(lane)) = (&mut self.own, &self.lane) else { return };
+        own.calls.clone_from(&self.calls);
+        ledger.write_record(at, self.session, lane.way, lane.number, own);
+        self.calls_changed = false;
+    }
+
+    /// Whether the stream's first id with data stands on another stream, too.
+    fn check_reuse<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, id: &EventId) {
+        let Some(way) = self.lane.as_ref().map(|lane| lane.way) else { return };
+        let reused = std::mem::take(&mut self.alike).iter().any(|lane| {
+            ledger
+                .read_record(at, self.session, way, lane)
+                .and_then(|record| record.find(id))
+                .is_some_and(|found| found.data)
+        });
+        if reused {
+            at.tally.event_ids_reused = at.tally.event_ids_reused.saturating_add(1);
+        }
+    }
+}

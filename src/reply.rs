@@ -1,0 +1,195 @@
+//! What the client gets instead of the upstream's answer: a JSON-RPC error
+//! under an HTTP status, in words that tell what to do.
+//!
+//! The codes are outside the ranges that JSON-RPC 2.0 (section 5.1) and MCP
+//! reserve. Nothing of another session is ever told, and no address.
+
+use serde::Serialize;
+
+use crate::verdict::{Action, Doubt, Fault, Ruling, Verdict};
+
+/// The header that tells a ruling.
+pub const RESUMPTION_HEADER: &str = "mcp-resumption";
+
+/// What a refusal ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// The resumption: the session lives on.
+    Cursor,
+    /// The session: the client has to initialize again.
+    Session,
+}
+
+impl Scope {
+    const fn status(self) -> u16 {
+        match self {
+            // 404 would say that the session is gone (MCP, "Session
+            // Management"), so a cursor's fault is a 400.
+            Scope::Cursor => 400,
+            Scope::Session => 404,
+        }
+    }
+
+    const fn code(self) -> u16 {
+        match self {
+            Scope::Cursor => 4400,
+            Scope::Session => 4404,
+        }
+    }
+
+    const fn recovery(self) -> &'static str {
+        match self {
+            Scope::Cursor => "open_new_stream",
+            Scope::Session => "reinitialize",
+        }
+    }
+}
+
+/// An answer of the guard's own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Reply {
+    /// The HTTP status.
+    pub status: u16,
+    /// The headers.
+    pub headers: Vec<(&'static str, String)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    /// The refusal of a resumption, or of any request of an ended session.
+    pub fn refusal(verdict: Verdict, scope: Scope) -> Self {
+        let ruling = Ruling { verdict, action: Action::Rejected };
+        let body = Message {
+            jsonrpc: "2.0",
+            id: (),
+            error: Error {
+                code: scope.code(),
+                message: message(verdict),
+                data: Data {
+                    outcome: verdict.outcome(),
+                    reason: verdict.reason(),
+                    recovery: scope.recovery(),
+                },
+            },
+        };
+        Reply {
+            status: scope.status(),
+            headers: vec![
+                ("content-type", "application/json".to_owned()),
+                ("cache-control", "no-store".to_owned()),
+                (RESUMPTION_HEADER, ruling.to_string()),
+            ],
+            // Strings and integers: there is nothing that can't be written.
+            body: serde_json::to_vec(&body).unwrap_or_default(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Message {
+    jsonrpc: &'static str,
+    id: (),
+    error: Error,
+}
+
+#[derive(Serialize)]
+struct Error {
+    code: u16,
+    message: &'static str,
+    data: Data,
+}
+
+#[derive(Serialize)]
+struct Data {
+    outcome: &'static str,
+    reason: &'static str,
+    recovery: &'static str,
+}
+
+/// One sentence for people.
+const fn message(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Continue => "The stream can be resumed.",
+        Verdict::Unverified(doubt) => match doubt {
+            Doubt::SessionMissing => {
+                "The request has a Last-Event-ID and no Mcp-Session-Id, so the gateway can't tell whether the stream can be resumed."
+            }
+            Doubt::CursorTooLong => {
+                "The Last-Event-ID is longer than the gateway keeps event ids, so it can't tell whether the stream can be resumed."
+            }
+            Doubt::UnknownSession => {
+                "The gateway doesn't know this session, so it can't tell whether the stream can be resumed."
+            }
+            Doubt::HistoryIncomplete => {
+                "The gateway didn't issue this Last-Event-ID, and hasn't seen all of this session's events, so it can't tell whether the stream can be resumed."
+            }
+            Doubt::HistoryEvicted => {
+                "The gateway no longer knows all of this session's events, so it can't tell whether the stream can be resumed."
+            }
+        },
+        Verdict::Inconsistent(fault) => match fault {
+            Fault::MalformedCursor => {
+                "The request has Last-Event-ID headers that differ, or a control character in one."
+            }
+            Fault::MalformedSession => "The request has Mcp-Session-Id headers that differ.",
+            Fault::SessionTerminated => "This session has been ended.",
+            Fault::SessionMissing => {
+                "The Last-Event-ID belongs to a session, and the request has no Mcp-Session-Id."
+            }
+            Fault::ForeignSession => "The Last-Event-ID was not issued on this session.",
+            Fault::AmbiguousCursor => {
+                "The Last-Event-ID was issued on several open streams of this session, so nobody can say which one to resume."
+            }
+            Fault::BelowFloor => {
+                "Events after this Last-Event-ID are no longer kept, so resuming here would lose them."
+            }
+            Fault::AheadOfHead => {
+                "The Last-Event-ID is past the newest event of its stream: it has not been issued yet."
+            }
+            Fault::NeverIssued => "The Last-Event-ID was never issued on this session.",
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_fault() {
+        let reply = Reply::refusal(Verdict::Inconsistent(Fault::BelowFloor), Scope::Cursor);
+        assert_eq!(reply.status, 400);
+        assert_eq!(
+            reply.headers,
+            [
+                ("content-type", "application/json".to_owned()),
+                ("cache-control", "no-store".to_owned()),
+                ("mcp-resumption", "inconsistent;reason=below_floor;action=rejected".to_owned()),
+            ]
+        );
+        assert_eq!(
+            String::from_utf8(reply.body).unwrap(),
+            concat!(
+                r#"{"jsonrpc":"2.0","id":null,"error":{"code":4400,"message":"#,
+                r#""Events after this Last-Event-ID are no longer kept, so resuming here would lose them.","#,
+                r#""data":{"outcome":"inconsistent","reason":"below_floor","recovery":"open_new_stream"}}}"#
+            )
+        );
+    }
+
+    #[test]
+    fn a_session_fault() {
+        let reply = Reply::refusal(Verdict::Inconsistent(Fault::SessionTerminated), Scope::Session);
+        assert_eq!(reply.status, 404);
+        let body = String::from_utf8(reply.body).unwrap();
+        assert!(body.contains(r#""code":4404"#) && body.contains(r#""recovery":"reinitialize""#));
+    }
+
+    #[test]
+    fn an_unverified_resumption_that_is_refused() {
+        let reply = Reply::refusal(Verdict::Unverified(Doubt::UnknownSession), Scope::Cursor);
+        assert_eq!(reply.status, 400);
+        assert_eq!(reply.headers[2].1, "unverified;reason=unknown_session;action=rejected");
+    }
+}

@@ -1,0 +1,215 @@
+//! A request as the guard reads it, from the bytes of its header fields.
+
+use crate::config::Config;
+use crate::event_id::{EventId, trim};
+use crate::fingerprint::{Secret, SessionFingerprint};
+use crate::reply::RESUMPTION_HEADER;
+use crate::verdict::{Cursor, Single};
+
+/// A header field: its name in lower case, as Envoy gives it, and its value.
+pub type Field = (String, Vec<u8>);
+
+/// The first revision of MCP without sessions, event ids and GET streams.
+const FIRST_WITHOUT_SESSIONS: &[u8] = b"2026-07-28";
+
+/// The methods that mean something in MCP's Streamable HTTP transport.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// Opens or resumes a stream.
+    Get,
+    /// Sends a message.
+    Post,
+    /// Ends a session.
+    Delete,
+    /// Anything else.
+    Other,
+}
+
+/// What a request says of session and cursor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Its method.
+    pub method: Method,
+    /// Whether its path is guarded.
+    pub guarded: bool,
+    /// `Mcp-Session-Id`.
+    pub session: Single<SessionFingerprint>,
+    /// `Last-Event-ID`.
+    pub cursor: Single<Cursor>,
+    /// It speaks a revision that has no sessions.
+    pub without_sessions: bool,
+    /// It accepts `text/event-stream`.
+    pub accepts_event_stream: bool,
+    /// It has an `accept-encoding`.
+    pub has_accept_encoding: bool,
+    /// It has an `mcp-resumption`, which only the guard may set.
+    pub has_resumption: bool,
+}
+
+impl Request {
+    /// Reads the header fields of a request.
+    pub fn new(config: &Config, secret: &Secret, fields: &[Field]) -> Self {
+        let values = |name: &str| {
+            let name = name.to_owned();
+            fields.iter().filter(move |(n, _)| *n == name).map(|(_, value)| trim(value))
+        };
+        let has = |name| values(name).next().is_some();
+        let method = match values(":method").next() {
+            Some(b"GET") => Method::Get,
+            Some(b"POST") => Method::Post,
+            Some(b"DELETE") => Method::Delete,
+            _ => Method::Other,
+        };
+        let cursor = match single(values("last-event-id")) {
+            Single::One(text)
+                if text.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') =>
+            {
+                Single::Malformed
+            }
+            Single::One(text) if text.len() > limit(config) => Single::One(Cursor::TooLong),
+            Single::One(text) => {
+                EventId::new(secret, text).map_or(Single::Absent, |id| Single::One(Cursor::Id(id)))
+            }
+            Single::Absent => Single::Absent,
+            Single::Malformed => Single::Malformed,
+        };
+        Request {
+            method,
+            guarded: config.guards(values(":path").next().unwrap_or_default()),
+            session: session(secret, fields),
+            cursor,
+            without_sessions: has("mcp-protocol-version")
+                && values("mcp-protocol-version").all(is_without_sessions),
+            accepts_event_stream: values("accept").any(accepts_event_stream),
+            has_accept_encoding: has("accept-encoding"),
+            has_resumption: has(RESUMPTION_HEADER),
+        }
+    }
+
+    /// Whether it resumes a stream: a GET with a cursor.
+    pub fn is_resumption(&self) -> bool {
+        self.method == Method::Get && self.cursor != Single::Absent
+    }
+}
+
+/// The session that the fields of a request or a response name.
+pub fn session(secret: &Secret, fields: &[Field]) -> Single<SessionFingerprint> {
+    let values = fields.iter().filter(|(n, _)| n == "mcp-session-id").map(|(_, v)| trim(v));
+    match single(values) {
+        Single::One(id) => Single::One(secret.session(id)),
+        Single::Absent => Single::Absent,
+        Single::Malformed => Single::Malformed,
+    }
+}
+
+/// The longest event id, in bytes.
+pub fn limit(config: &Config) -> usize {
+    usize::try_from(config.limits.event_id_bytes).unwrap_or(usize::MAX)
+}
+
+/// The one value of a field that may be repeated alike; an empty one is none.
+fn single<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> Single<&'a [u8]> {
+    let Some(first) = values.next() else { return Single::Absent };
+    if values.any(|other| other != first) {
+        Single::Malformed
+    } else if first.is_empty() {
+        Single::Absent
+    } else {
+        Single::One(first)
+    }
+}
+
+/// Whether a protocol version is a date from which on there are no sessions.
+fn is_without_sessions(version: &[u8]) -> bool {
+    let is_date = version.len() == FIRST_WITHOUT_SESSIONS.len()
+        && version.iter().enumerate().all(|(at, byte)| match at {
+            4 | 7 => *byte == b'-',
+            _ => byte.is_ascii_digit(),
+        });
+    is_date && version >= FIRST_WITHOUT_SESSIONS
+}
+
+/// Whether an `accept` names the event stream (RFC 9110, section 12.5.1).
+/// `*/*` doesn't count: that is every browser's, and its compression is none
+/// of the guard's business.
+fn accepts_event_stream(accept: &[u8]) -> bool {
+    accept.split(|byte| *byte == b',').any(is_event_stream)
+}
+
+/// Whether a media type, with its parameters, is the event stream's.
+pub fn is_event_stream(media_type: &[u8]) -> bool {
+    let essence = media_type.split(|byte| *byte == b';').next().unwrap_or_default();
+    trim(essence).eq_ignore_ascii_case(b"text/event-stream")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: Secret = Secret::new([9; 16]);
+
+    fn request(fields: &[(&str, &[u8])]) -> Request {
+        let fields: Vec<Field> =
+            fields.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect();
+        Request::new(&Config::default(), &SECRET, &fields)
+    }
+
+    fn cursor(values: &[&[u8]]) -> Single<Cursor> {
+        let fields: Vec<_> = values.iter().map(|value| ("last-event-id", *value)).collect();
+        request(&fields).cursor
+    }
+
+    #[test]
+    fn rule_2_cursors() {
+        assert_eq!(cursor(&[]), Single::Absent);
+        assert_eq!(cursor(&[b""]), Single::Absent);
+        assert_eq!(cursor(&[b" \t"]), Single::Absent);
+        assert_eq!(cursor(&[b"7", b" 7 "]), cursor(&[b"7"]));
+        assert_eq!(cursor(&[b"7", b"8"]), Single::Malformed);
+        assert_eq!(cursor(&[b"7", b""]), Single::Malformed);
+        assert_eq!(cursor(&[b"7\x01"]), Single::Malformed);
+        assert_eq!(cursor(&[b"7\x7f"]), Single::Malformed);
+        assert!(matches!(cursor(&[b"7\t8"]), Single::One(_)));
+        assert!(matches!(cursor(&[b"\xe9"]), Single::One(_)));
+    }
+
+    #[test]
+    fn rule_3_the_limit() {
+        assert!(matches!(cursor(&[&[b'x'; 4096]]), Single::One(Cursor::Id(_))));
+        assert_eq!(cursor(&[&[b'x'; 4097]]), Single::One(Cursor::TooLong));
+    }
+
+    #[test]
+    fn rule_1_versions() {
+        for (version, without) in [
+            ("2026-07-28", true),
+            ("2026-08-01", true),
+            ("2027-01-01", true),
+            ("2026-07-27", false),
+            ("2025-11-25", false),
+            ("DRAFT-2026-v1", false),
+            ("2026-7-28", false),
+            ("9999", false),
+            ("", false),
+        ] {
+            let request = request(&[("mcp-protocol-version", version.as_bytes())]);
+            assert_eq!(request.without_sessions, without, "{version}");
+        }
+        assert!(!request(&[]).without_sessions);
+    }
+
+    #[test]
+    fn who_accepts_the_event_stream() {
+        for (accept, accepts) in [
+            ("text/event-stream", true),
+            ("application/json, text/event-stream", true),
+            ("application/json,Text/Event-Stream;q=0.9", true),
+            ("application/json", false),
+            ("*/*", false),
+            ("text/event-streams", false),
+        ] {
+            let request = request(&[("accept", accept.as_bytes())]);
+            assert_eq!(request.accepts_event_stream, accepts, "{accept}");
+        }
+    }
+}

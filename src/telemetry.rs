@@ -1,0 +1,159 @@
+//! What is counted and what is logged: closed sets of names, never an id.
+
+use std::fmt;
+
+use crate::verdict::Ruling;
+
+/// The metric of a ruling. Labels are written as Istio's `extraStatTags` read
+/// them; `envoy/envoy.yaml` has the same patterns.
+pub fn resumptions_metric(ruling: &Ruling) -> String {
+    format!(
+        "mcp_resume_guard_resumptions.outcome=.={};.;reason=.={};.;action=.={};.;",
+        ruling.verdict.outcome(),
+        ruling.verdict.reason(),
+        ruling.action.as_str()
+    )
+}
+
+/// Counts since they were last flushed to the host's metrics.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Event ids recorded.
+    pub events_recorded: u64,
+    /// Sessions that began at this gateway.
+    pub sessions_started: u64,
+    /// Sessions that lost their slot while they lived.
+    pub sessions_evicted: u64,
+    /// Streams that lost their records while their session lived.
+    pub streams_evicted: u64,
+    /// Writes that were tried again.
+    pub cas_conflicts: u64,
+    /// An id with data was issued on two streams of a session.
+    pub event_ids_reused: u64,
+    /// A session id was issued while it was in use, or had been ended.
+    pub session_ids_reissued: u64,
+    /// A stream ended that had events and not one id.
+    pub streams_without_ids: u64,
+}
+
+impl Tally {
+    /// Adds another tally to this one.
+    pub fn add(&mut self, other: &Tally) {
+        for (sum, (_, count)) in self.counts_mut().into_iter().zip(other.counts()) {
+            *sum = sum.saturating_add(count);
+        }
+    }
+
+    /// Every count with the name of its metric.
+    pub fn counts(&self) -> [(&'static str, u64); 8] {
+        [
+            ("mcp_resume_guard_events_recorded", self.events_recorded),
+            ("mcp_resume_guard_sessions_started", self.sessions_started),
+            ("mcp_resume_guard_sessions_evicted", self.sessions_evicted),
+            ("mcp_resume_guard_streams_evicted", self.streams_evicted),
+            ("mcp_resume_guard_cas_conflicts", self.cas_conflicts),
+            (
+                "mcp_resume_guard_contract_violations.kind=.=event_id_reused;.;",
+                self.event_ids_reused,
+            ),
+            (
+                "mcp_resume_guard_contract_violations.kind=.=session_id_reissued;.;",
+                self.session_ids_reissued,
+            ),
+            (
+                "mcp_resume_guard_contract_violations.kind=.=no_event_ids;.;",
+                self.streams_without_ids,
+            ),
+        ]
+    }
+
+    fn counts_mut(&mut self) -> [&mut u64; 8] {
+        [
+            &mut self.events_recorded,
+            &mut self.sessions_started,
+            &mut self.sessions_evicted,
+            &mut self.streams_evicted,
+            &mut self.cas_conflicts,
+            &mut self.event_ids_reused,
+            &mut self.session_ids_reissued,
+            &mut self.streams_without_ids,
+        ]
+    }
+}
+
+/// Lets at most [`LogLimit::PER_SECOND`] lines a second through, and counts the
+/// rest.
+#[derive(Debug, Default)]
+pub struct LogLimit {
+    second: u64,
+    lines: u32,
+    left_out: u64,
+}
+
+/// Whether a line may be logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogPermit {
+    /// It is one too many.
+    Suppressed,
+    /// It is logged, and so many were left out since the last.
+    Granted {
+        /// Lines left out.
+        left_out: u64,
+    },
+}
+
+impl LogLimit {
+    /// Lines a second.
+    pub const PER_SECOND: u32 = 10;
+
+    /// Asks for a line.
+    pub fn ask(&mut self, now_ms: u64) -> LogPermit {
+        let second = now_ms / 1000;
+        if second != self.second {
+            self.second = second;
+            self.lines = 0;
+        }
+        if self.lines >= Self::PER_SECOND {
+            self.left_out = self.left_out.saturating_add(1);
+            return LogPermit::Suppressed;
+        }
+        self.lines = self.lines.saturating_add(1);
+        LogPermit::Granted { left_out: std::mem::take(&mut self.left_out) }
+    }
+}
+
+impl fmt::Display for LogPermit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LogPermit::Granted { left_out } if *left_out > 0 => {
+                write!(f, " ({left_out} more lines were left out)")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_lines_a_second_then_a_count() {
+        let mut limit = LogLimit::default();
+        for _ in 0..10 {
+            assert_eq!(limit.ask(5_000), LogPermit::Granted { left_out: 0 });
+        }
+        for _ in 0..3 {
+            assert_eq!(limit.ask(5_999), LogPermit::Suppressed);
+        }
+        assert_eq!(limit.ask(6_000), LogPermit::Granted { left_out: 3 });
+        assert_eq!(limit.ask(6_000), LogPermit::Granted { left_out: 0 });
+    }
+
+    #[test]
+    fn tallies_add_up() {
+        let mut sum = Tally { cas_conflicts: 1, ..Tally::default() };
+        sum.add(&Tally { cas_conflicts: 2, streams_without_ids: 1, ..Tally::default() });
+        assert_eq!(sum, Tally { cas_conflicts: 3, streams_without_ids: 1, ..Tally::default() });
+    }
+}

@@ -1,0 +1,327 @@
+//! The verdict on a resumption: the rules, in their order, in one place.
+//!
+//! What may be resumed is decided by what the guard issued, not by what a
+//! cursor looks like. Three outcomes are kept apart: `continue`, `unverified`
+//! (the guard can't know) and `inconsistent` (proven wrong). A false
+//! `inconsistent` is the worst mistake this program can make, so every rule
+//! that says it asks first whether what it relies on may have been evicted,
+//! missed, or issued elsewhere.
+
+use std::fmt;
+
+use serde::Deserialize;
+
+use crate::config::{self, Config};
+use crate::event_id::EventId;
+use crate::fingerprint::SessionFingerprint;
+use crate::ledger::table::StreamKind;
+use crate::ledger::{Access, Finished, History, Ledger, Stream};
+use crate::store::Store;
+
+/// Why the guard can't know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doubt {
+    /// The request names no session.
+    SessionMissing,
+    /// The cursor is longer than the limit.
+    CursorTooLong,
+    /// The guard doesn't know the session.
+    UnknownSession,
+    /// Events of the session may have been issued past the guard.
+    HistoryIncomplete,
+    /// The part of the history that could hold the cursor was evicted.
+    HistoryEvicted,
+}
+
+/// What is proven wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fault {
+    /// Two cursors, or a control character in it.
+    MalformedCursor,
+    /// Two sessions.
+    MalformedSession,
+    /// The session was ended.
+    SessionTerminated,
+    /// The request names no session, and the cursor belongs to one.
+    SessionMissing,
+    /// The cursor was issued on another session.
+    ForeignSession,
+    /// The cursor was issued on two streams that are both open.
+    AmbiguousCursor,
+    /// The server has dropped what follows the cursor.
+    BelowFloor,
+    /// The cursor is past the newest event of its sequence.
+    AheadOfHead,
+    /// The cursor was never issued.
+    NeverIssued,
+}
+
+impl Doubt {
+    /// Its name in headers, metrics and logs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Doubt::SessionMissing => "session_missing",
+            Doubt::CursorTooLong => "cursor_too_long",
+            Doubt::UnknownSession => "unknown_session",
+            Doubt::HistoryIncomplete => "history_incomplete",
+            Doubt::HistoryEvicted => "history_evicted",
+        }
+    }
+}
+
+impl Fault {
+    /// Its name in headers, metrics, logs and the configuration.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Fault::MalformedCursor => "malformed_cursor",
+            Fault::MalformedSession => "malformed_session",
+            Fault::SessionTerminated => "session_terminated",
+            Fault::SessionMissing => "session_missing",
+            Fault::ForeignSession => "foreign_session",
+            Fault::AmbiguousCursor => "ambiguous_cursor",
+            Fault::BelowFloor => "below_floor",
+            Fault::AheadOfHead => "ahead_of_head",
+            Fault::NeverIssued => "never_issued",
+        }
+    }
+}
+
+/// Outcome and reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The guard issued this cursor on this session, and nothing speaks
+    /// against it.
+    Continue,
+    /// The guard can't know.
+    Unverified(Doubt),
+    /// Proven wrong.
+    Inconsistent(Fault),
+}
+
+impl Verdict {
+    /// The outcome's name.
+    pub const fn outcome(self) -> &'static str {
+        match self {
+            Verdict::Continue => "continue",
+            Verdict::Unverified(_) => "unverified",
+            Verdict::Inconsistent(_) => "inconsistent",
+        }
+    }
+
+    /// The reason's name; `none` for `continue`.
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Verdict::Continue => "none",
+            Verdict::Unverified(doubt) => doubt.as_str(),
+            Verdict::Inconsistent(fault) => fault.as_str(),
+        }
+    }
+}
+
+/// What the guard does about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// The request goes on as it came.
+    Passed,
+    /// It is answered with an HTTP error.
+    Rejected,
+}
+
+impl Action {
+    /// Its name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Action::Passed => "passed",
+            Action::Rejected => "rejected",
+        }
+    }
+}
+
+/// A verdict and what was done: the value of the `mcp-resumption` header and
+/// of the filter state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ruling {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The action.
+    pub action: Action,
+}
+
+impl fmt::Display for Ruling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.verdict {
+            Verdict::Continue => f.write_str("continue"),
+            verdict => write!(
+                f,
+                "{};reason={};action={}",
+                verdict.outcome(),
+                verdict.reason(),
+                self.action.as_str()
+            ),
+        }
+    }
+}
+
+/// A header that may come more than once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Single<T> {
+    /// It is not there, or empty.
+    Absent,
+    /// It is there, once or alike.
+    One(T),
+    /// It is there with different values, or with what it may not contain.
+    Malformed,
+}
+
+/// What a resumption asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resumption {
+    /// Who asks.
+    pub session: Single<SessionFingerprint>,
+    /// From where.
+    pub cursor: Single<Cursor>,
+}
+
+/// A cursor within the limit, or one that is longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cursor {
+    /// To be looked for.
+    Id(EventId),
+    /// Too long to have been recorded.
+    TooLong,
+}
+
+/// A verdict, and the stream that the cursor stands on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Judgement {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The stream that a resumption from here carries on, if one is known.
+    pub stream: Option<(u32, StreamKind)>,
+}
+
+/// Judges a resumption by what the ledger has. Rule 1, by which the guard is
+/// inert, comes before; rule 11 needs the response side.
+pub fn judge<S: Store>(
+    config: &Config,
+    ledger: &Ledger,
+    at: &Access<'_, S>,
+    resumption: &Resumption,
+) -> Judgement {
+    use Verdict::{Inconsistent, Unverified};
+    let only = |verdict| Judgement { verdict, stream: None };
+
+    // Rule 2.
+    let cursor = match &resumption.cursor {
+        Single::One(cursor) => *cursor,
+        Single::Malformed | Single::Absent => return only(Inconsistent(Fault::MalformedCursor)),
+    };
+    let session = match &resumption.session {
+        Single::One(session) => Some(*session),
+        Single::Absent => None,
+        Single::Malformed => return only(Inconsistent(Fault::MalformedSession)),
+    };
+    // Rule 3.
+    let Cursor::Id(cursor) = cursor else {
+        return only(Unverified(Doubt::CursorTooLong));
+    };
+    let history = session.and_then(|session| ledger.history(at, session));
+    // Rule 4.
+    if history.as_ref().is_some_and(|history| history.session.ended) {
+        return only(Inconsistent(Fault::SessionTerminated));
+    }
+    // Rules 5 and 6.
+    let Some(session) = session else {
+        return only(if ledger.is_of_another(at, &cursor, None) {
+            Inconsistent(Fault::SessionMissing)
+        } else {
+            Unverified(Doubt::SessionMissing)
+        });
+    };
+    let issued = history.as_ref().map(|history| streams_with(history, &cursor)).unwrap_or_default();
+    // Rule 7.
+    if issued.is_empty() && ledger.is_of_another(at, &cursor, Some(session)) {
+        return only(Inconsistent(Fault::ForeignSession));
+    }
+    // Rule 8.
+    let Some(history) = &history else {
+        return only(Unverified(Doubt::UnknownSession));
+    };
+    if !issued.is_empty() {
+        return Judgement {
+            verdict: judge_issued(config, at.now_ms, &issued, &cursor),
+            stream: carried_on(&issued),
+        };
+    }
+    // Rule 13.
+    if config.history == config::History::Shared
+        || !history.session.complete
+        || ledger.is_doubted(at, &history.session)
+    {
+        return only(Unverified(Doubt::HistoryIncomplete));
+    }
+    // Rule 14.
+    let mut records = history.streams.iter().flat_map(|stream| &stream.records);
+    if history.evicted || records.clone().any(|record| record.may_have_evicted(&cursor)) {
+        return only(Unverified(Doubt::HistoryEvicted));
+    }
+    // Rules 15 and 16.
+    only(Inconsistent(if records.any(|record| record.is_past_head(&cursor)) {
+        Fault::AheadOfHead
+    } else {
+        Fault::NeverIssued
+    }))
+}
+
+fn streams_with<'a>(history: &'a History, cursor: &EventId) -> Vec<&'a Stream> {
+    history.streams.iter().filter(|stream| stream.find(cursor).is_some()).collect()
+}
+
+/// The stream that a resumption carries on: one that is open before one that
+/// may be finished, the newer before the older.
+fn carried_on(issued: &[&Stream]) -> Option<(u32, StreamKind)> {
+    issued
+        .iter()
+        .max_by_key(|stream| (stream.finished() == Finished::No, stream.number))
+        .map(|stream| (stream.number, stream.kind))
+}
+
+/// The rules for a cursor that was issued on this session.
+fn judge_issued(config: &Config, now_ms: u64, issued: &[&Stream], cursor: &EventId) -> Verdict {
+    // Rule 9.
+    if issued.iter().filter(|stream| stream.finished() == Finished::No).count() > 1 {
+        return Verdict::Inconsistent(Fault::AmbiguousCursor);
+    }
+    // Rule 10. Of several streams the server may take any.
+    if issued.iter().all(|stream| is_below_floor(config, now_ms, stream, cursor)) {
+        return Verdict::Inconsistent(Fault::BelowFloor);
+    }
+    // Rule 12.
+    Verdict::Continue
+}
+
+/// Whether the declared floor of a stream is above the cursor: more is owed
+/// than the server keeps, or something is, and the server keeps it no longer.
+fn is_below_floor(config: &Config, now_ms: u64, stream: &Stream, cursor: &EventId) -> bool {
+    let Some(placement) = stream.find(cursor) else { return false };
+    if !placement.anything_owed {
+        return false;
+    }
+    let retention = &config.retention;
+    let too_many = retention
+        .events_per_stream
+        .is_some_and(|kept| placement.owed.is_some_and(|owed| owed > kept));
+    let idle_ms = now_ms.saturating_sub(stream.last_event_ms());
+    let older_than = |seconds: Option<u64>| {
+        seconds.is_some_and(|seconds| idle_ms > seconds.saturating_mul(1000))
+    };
+    let too_old = match stream.finished() {
+        Finished::No => older_than(retention.seconds),
+        Finished::Yes => older_than(retention.finished_stream_seconds),
+        Finished::Unknown => {
+            older_than(retention.seconds) && older_than(retention.finished_stream_seconds)
+        }
+    };
+    too_many || too_old
+}
