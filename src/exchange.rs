@@ -123,7 +123,7 @@ impl Exchange {
             return (exchange, step);
         }
         let known = match &request.session {
-            Single::One(session) => guard.ledger.session(at, *session),
+            Single::One(session) => guard.ledger.used_session(at, *session),
             _ => None,
         };
         // Rule 1.
@@ -131,9 +131,6 @@ impl Exchange {
             return (exchange, step);
         }
         exchange.inert = false;
-        if let Some(session) = &known {
-            guard.ledger.touch(at, session);
-        }
         if request.is_resumption() {
             exchange.resume(guard, at, &request, &mut step);
         } else if known.is_some_and(|session| session.ended) && request.method != Method::Delete {

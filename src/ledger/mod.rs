@@ -36,9 +36,6 @@ const TABLE_KEY: &str = "mcprg.t";
 const TABLE_VERSION: u8 = 1;
 const ANNOUNCED_KEY: &str = "mcprg.c";
 
-/// Traffic moves a session's time of last use only when that is so old.
-const TOUCH_MS: u64 = 1_000;
-
 /// So many streams that begin alike are looked at for an id that is reused.
 const MAX_ALIKE: usize = 4;
 
@@ -375,12 +372,9 @@ impl Ledger {
         lane: u8,
         nonce: u64,
     ) -> bool {
-        let Some(session) = self.session(at, fingerprint) else { return false };
-        let holds = session.lanes.iter().any(|l| l.number == lane && l.nonce == nonce);
-        if holds {
-            self.touch(at, &session);
-        }
-        holds
+        self.used_session(at, fingerprint).is_some_and(|session| {
+            session.lanes.iter().any(|l| l.number == lane && l.nonce == nonce)
+        })
     }
 
     /// The writer of a lane has ended.
@@ -524,13 +518,19 @@ impl Ledger {
         })
     }
 
-    /// Notes that a session has traffic.
-    pub fn touch<S: Store>(&self, at: &mut Access<'_, S>, session: &Session) {
-        let now_ms = at.now_ms;
-        if now_ms.saturating_sub(session.last_used_ms) >= TOUCH_MS {
-            // Given up, it is only a little older than it should be.
-            let _ = self.change_session(at, session.fingerprint, Missing::Skip, |_, _| (true, ()));
+    /// The session, if it has a slot. It has traffic, which keeps it there.
+    pub fn used_session<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+    ) -> Option<Session> {
+        let set = Set::decode(&at.store.get(&self.set_key(fingerprint)).0?);
+        let session = set.get(fingerprint)?;
+        if set.wants_touch(session, &self.shape, self.idle_ms, at.now_ms) {
+            // Given up, it seems only a little less recently used than it is.
+            let _ = self.change_session(at, fingerprint, Missing::Skip, |_, _| (true, ()));
         }
+        Some(session.clone())
     }
 
     /// A session begins: the upstream gave its id to a request that had none.

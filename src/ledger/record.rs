@@ -37,10 +37,11 @@ struct Element {
 }
 
 impl Element {
-    fn bytes(&self) -> usize {
+    /// The single ids that take as much room, and are no more than it holds.
+    fn weight(&self) -> usize {
         match self.ids {
-            Ids::Single(_) => ID_BYTES,
-            Ids::Range { .. } => RANGE_BYTES,
+            Ids::Single(_) => 1,
+            Ids::Range { .. } => usize::from(RUN),
         }
     }
 
@@ -140,10 +141,11 @@ impl Record {
         (FLAGS + COUNTS + CALLS + TAILS).saturating_add(Self::window_bytes(ids_per_stream))
     }
 
-    /// Room for so many of the newest ids, however they are kept: in a range
-    /// an id never takes more than alone, but for the first two of it.
+    /// Room for so many of the newest ids, however they are kept, and for the
+    /// rest of a range that is older in part.
     const fn window_bytes(ids_per_stream: u16) -> usize {
-        ID_BYTES.saturating_mul(ids_per_stream as usize).saturating_add(RANGE_BYTES - ID_BYTES)
+        const { assert!(RANGE_BYTES <= RUN as usize * ID_BYTES) };
+        (ids_per_stream as usize).saturating_add(RUN as usize - 1).saturating_mul(ID_BYTES)
     }
 
     /// The same record, carried on by another writer.
@@ -272,11 +274,15 @@ impl Record {
         follows
     }
 
+    /// Lets go of what is older than the newest ids that have to be kept.
     fn evict(&mut self, ids_per_stream: u16) {
-        let mut bytes = self.window.iter().map(Element::bytes).fold(0, usize::saturating_add);
-        while bytes > Self::window_bytes(ids_per_stream) {
-            let Some(oldest) = self.window.pop_front() else { break };
-            bytes = bytes.saturating_sub(oldest.bytes());
+        let mut weight = self.window.iter().map(Element::weight).fold(0, usize::saturating_add);
+        while let Some(oldest) = self.window.front() {
+            weight = weight.saturating_sub(oldest.weight());
+            if weight < usize::from(ids_per_stream) {
+                break;
+            }
+            self.window.pop_front();
             self.evicted = true;
         }
     }

@@ -14,6 +14,9 @@ use crate::telemetry::Tally;
 
 const VERSION: u8 = 1;
 
+/// Traffic moves a session's time of last use when that is so old.
+const TOUCH_MS: u64 = 1_000;
+
 /// Slots in a set, in a table of more than [`SINGLE_SET`] sessions.
 const WAYS: u32 = 8;
 
@@ -378,13 +381,28 @@ impl Set {
         self.sessions.last_mut()
     }
 
-    /// Frees the slot of an ended session, or else of an idle one, or else of
-    /// an adopted one, or else of the least recently used.
-    fn evict(&mut self, idle_ms: u64, now_ms: u64, tally: &mut Tally) -> Option<u8> {
-        let (at, evicted) = self.sessions.iter().enumerate().min_by_key(|(_, session)| {
+    /// Who would be evicted next: an ended session, or else an idle one, or
+    /// else an adopted one, or else the least recently used.
+    fn next_victim(&self, idle_ms: u64, now_ms: u64) -> Option<(usize, &Session)> {
+        self.sessions.iter().enumerate().min_by_key(|(_, session)| {
             let idle = now_ms.saturating_sub(session.last_used_ms) > idle_ms;
             (!session.ended, !idle, session.complete, session.last_used_ms)
-        })?;
+        })
+    }
+
+    /// Whether traffic of this session has to be noted now: it was noted a
+    /// while ago, or the session would be the next to be evicted.
+    pub fn wants_touch(&self, session: &Session, shape: &Shape, idle_ms: u64, now_ms: u64) -> bool {
+        let since_ms = now_ms.saturating_sub(session.last_used_ms);
+        let is_full = self.sessions.len() >= usize::from(shape.ways);
+        since_ms >= TOUCH_MS
+            || (is_full
+                && since_ms > 0
+                && self.next_victim(idle_ms, now_ms).is_some_and(|(_, next)| next == session))
+    }
+
+    fn evict(&mut self, idle_ms: u64, now_ms: u64, tally: &mut Tally) -> Option<u8> {
+        let (at, evicted) = self.next_victim(idle_ms, now_ms)?;
         if !evicted.ended {
             tally.sessions_evicted = tally.sessions_evicted.saturating_add(1);
         }

@@ -1,0 +1,237 @@
+//! A gateway in memory: the core of the guard, with shared data that follows
+//! the host's rules, a clock that is set by hand, and requests and streams in
+//! the words of the tests.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::rc::Rc;
+
+use mcp_resume_guard::config::Config;
+use mcp_resume_guard::exchange::{Exchange, Guard, LogLine, RequestStep, ResponseStep};
+use mcp_resume_guard::ledger::{Access, Ledger};
+use mcp_resume_guard::reply::Reply;
+use mcp_resume_guard::request::Field;
+use mcp_resume_guard::store::Store;
+use mcp_resume_guard::store::memory::SharedData;
+use mcp_resume_guard::telemetry::Tally;
+
+/// A worker of an Envoy process.
+pub struct Gateway<S = SharedData> {
+    pub guard: Guard,
+    pub store: Rc<S>,
+    pub now_ms: u64,
+    pub tally: Tally,
+    nonces: u64,
+}
+
+/// An exchange that is under way.
+pub struct Running {
+    exchange: Exchange,
+    pub step: ResponseStep,
+}
+
+/// What a request led to.
+pub enum Answer {
+    /// The guard's own reply.
+    Refused(Reply),
+    /// It went on to the upstream, with these fields removed.
+    Passed { exchange: Exchange, step: RequestStep },
+}
+
+impl Answer {
+    /// `passed`, or the value of `mcp-resumption` of the refusal.
+    pub fn refusal(&self) -> Option<(u16, String)> {
+        match self {
+            Answer::Passed { .. } => None,
+            Answer::Refused(reply) => {
+                let header = reply.headers.iter().find(|(name, _)| *name == "mcp-resumption");
+                Some((reply.status, header.unwrap().1.clone()))
+            }
+        }
+    }
+}
+
+pub fn fields(list: &[(&str, &str)]) -> Vec<Field> {
+    list.iter().map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec())).collect()
+}
+
+impl Gateway<SharedData> {
+    pub fn new(config: &str) -> Self {
+        Gateway::on(Rc::new(SharedData::default()), config)
+    }
+
+    /// All of the process's state is lost.
+    pub fn restart(&mut self) {
+        let config = self.guard.config.clone();
+        let store = Rc::new(SharedData::default());
+        let (ledger, _) = Ledger::join(&*store, &config.state, [8; 16]);
+        self.guard = Guard { config, ledger };
+        self.store = store;
+    }
+}
+
+impl<S: Store> Gateway<S> {
+    /// A worker on shared data that others may use, too.
+    pub fn on(store: Rc<S>, config: &str) -> Self {
+        let config = Config::parse(config.as_bytes()).unwrap();
+        let (ledger, _) = Ledger::join(&*store, &config.state, [7; 16]);
+        Gateway {
+            guard: Guard { config, ledger },
+            store,
+            now_ms: 1_000_000,
+            tally: Tally::default(),
+            nonces: 0,
+        }
+    }
+
+    /// Nonces of this worker start here, apart from those of others.
+    pub fn with_nonces_from(mut self, nonces: u64) -> Self {
+        self.nonces = nonces;
+        self
+    }
+
+    pub fn with<T>(&mut self, work: impl FnOnce(&Guard, &mut Access<'_, S>) -> T) -> T {
+        let mut access =
+            Access { store: &*self.store, now_ms: self.now_ms, tally: &mut self.tally };
+        work(&self.guard, &mut access)
+    }
+
+    pub fn request(&mut self, list: &[(&str, &str)]) -> Answer {
+        let list = fields(list);
+        let (exchange, mut step) = self.with(|guard, at| Exchange::begin(guard, at, &list));
+        match step.reply.take() {
+            Some(reply) => Answer::Refused(reply),
+            None => Answer::Passed { exchange, step },
+        }
+    }
+
+    pub fn respond(&mut self, mut exchange: Exchange, list: &[(&str, &str)]) -> Running {
+        self.nonces += 1;
+        let nonce = self.nonces;
+        let list = fields(list);
+        let step = self.with(|guard, at| exchange.response(guard, at, &list, || true, || nonce));
+        Running { exchange, step }
+    }
+
+    fn pass(&mut self, list: &[(&str, &str)]) -> Exchange {
+        match self.request(list) {
+            Answer::Passed { exchange, .. } => exchange,
+            Answer::Refused(reply) => panic!("refused: {reply:?}"),
+        }
+    }
+
+    /// `initialize`, answered with JSON: the session begins.
+    pub fn initialize(&mut self, session: &str) {
+        let exchange = self.pass(&[(":method", "POST"), (":path", "/mcp")]);
+        self.respond(
+            exchange,
+            &[
+                (":status", "200"),
+                ("content-type", "application/json"),
+                ("mcp-session-id", session),
+            ],
+        );
+    }
+
+    /// A POST with this body, answered with an event stream.
+    pub fn post(&mut self, session: &str, body: &str) -> Running {
+        let mut exchange =
+            self.pass(&[(":method", "POST"), (":path", "/mcp"), ("mcp-session-id", session)]);
+        exchange.request_body(&self.guard, body.as_bytes(), true);
+        self.respond(exchange, &[(":status", "200"), ("content-type", "text/event-stream")])
+    }
+
+    /// A POST of the request with this JSON-RPC id.
+    pub fn call(&mut self, session: &str, id: u32) -> Running {
+        self.post(session, &format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call"}}"#))
+    }
+
+    /// A GET without a cursor, answered with an event stream.
+    pub fn listen(&mut self, session: &str) -> Running {
+        let exchange =
+            self.pass(&[(":method", "GET"), (":path", "/mcp"), ("mcp-session-id", session)]);
+        self.respond(exchange, &[(":status", "200"), ("content-type", "text/event-stream")])
+    }
+
+    pub fn try_resume(&mut self, session: &str, cursor: &str) -> Answer {
+        self.request(&[
+            (":method", "GET"),
+            (":path", "/mcp"),
+            ("mcp-session-id", session),
+            ("last-event-id", cursor),
+        ])
+    }
+
+    /// A resumption that passes, answered with an event stream.
+    pub fn resume(&mut self, session: &str, cursor: &str) -> Running {
+        match self.try_resume(session, cursor) {
+            Answer::Passed { exchange, .. } => {
+                self.respond(exchange, &[(":status", "200"), ("content-type", "text/event-stream")])
+            }
+            Answer::Refused(reply) => panic!("refused: {reply:?}"),
+        }
+    }
+
+    /// What a resumption is told: the value of the filter state.
+    pub fn verdict(&mut self, session: &str, cursor: &str) -> String {
+        let list = fields(&[
+            (":method", "GET"),
+            (":path", "/mcp"),
+            ("mcp-session-id", session),
+            ("last-event-id", cursor),
+        ]);
+        let (_, step) = self.with(|guard, at| Exchange::begin(guard, at, &list));
+        step.ruling.unwrap().to_string()
+    }
+
+    pub fn delete(&mut self, session: &str, status: &str) {
+        let exchange =
+            self.pass(&[(":method", "DELETE"), (":path", "/mcp"), ("mcp-session-id", session)]);
+        self.respond(exchange, &[(":status", status)]);
+    }
+
+    pub fn send(&mut self, running: &mut Running, text: &str) {
+        self.with(|guard, at| running.exchange.response_body(guard, at, text.as_bytes()));
+    }
+
+    /// Events with data and these ids.
+    pub fn events(&mut self, running: &mut Running, ids: &[&str]) {
+        for id in ids {
+            self.send(running, &format!("id: {id}\ndata: {{}}\n\n"));
+        }
+    }
+
+    /// An event with an id and without data.
+    pub fn priming(&mut self, running: &mut Running, id: &str) {
+        self.send(running, &format!("id: {id}\ndata:\n\n"));
+    }
+
+    /// An event with the answer to the request with this JSON-RPC id.
+    pub fn answer(&mut self, running: &mut Running, event_id: &str, id: u32) {
+        self.send(
+            running,
+            &format!(
+                "id: {event_id}\ndata: {{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{}}}}\n\n"
+            ),
+        );
+    }
+
+    /// The response ends cleanly.
+    pub fn end(&mut self, mut running: Running) {
+        self.with(|guard, at| running.exchange.response_end(guard, at));
+    }
+
+    /// The connection breaks.
+    pub fn abort(&mut self, mut running: Running) {
+        self.with(|guard, at| running.exchange.close(guard, at));
+    }
+
+    pub fn log_line(&mut self, session: &str, cursor: &str) -> Option<LogLine> {
+        let list = fields(&[
+            (":method", "GET"),
+            (":path", "/mcp"),
+            ("mcp-session-id", session),
+            ("last-event-id", cursor),
+        ]);
+        self.with(|guard, at| Exchange::begin(guard, at, &list)).1.log
+    }
+}
