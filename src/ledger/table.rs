@@ -402,17 +402,16 @@ impl Set {
     }
 
     fn evict(&mut self, idle_ms: u64, now_ms: u64, tally: &mut Tally) -> Option<u8> {
-        let (at, evicted) = self.next_victim(idle_ms, now_ms)?;
+        let (at, _) = self.next_victim(idle_ms, now_ms)?;
+        let evicted = self.sessions.remove(at);
         if !evicted.ended {
             tally.sessions_evicted = tally.sessions_evicted.saturating_add(1);
         }
-        let way = evicted.way;
         if self.evictions.len() >= REMEMBERED_EVICTIONS {
             self.evictions.remove(0);
         }
         self.evictions.push(remembered(evicted.fingerprint));
-        self.sessions.remove(at);
-        Some(way)
+        Some(evicted.way)
     }
 }
 
