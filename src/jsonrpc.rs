@@ -156,8 +156,13 @@ impl<'de> Deserialize<'de> for RpcId {
 
             fn visit_f64<E>(self, value: f64) -> Result<RpcId, E> {
                 // `1.0` and `1` are the same number to most of those who
-                // answer; Rust prints both as `1`.
-                Ok(RpcId::Number(value.to_string()))
+                // answer. Formatting a fraction would take 11 KiB of code.
+                let whole = value as i64;
+                Ok(RpcId::Number(if whole as f64 == value {
+                    whole.to_string()
+                } else {
+                    format!("{:x}", value.to_bits())
+                }))
             }
 
             fn visit_str<E>(self, value: &str) -> Result<RpcId, E> {
@@ -257,6 +262,7 @@ mod tests {
             (r#"{"result":null,"id":1}"#, 0),
             (r#"[{"id":3,"result":1},{"id":1,"result":1}]"#, 0),
             (r#"{"id":1.0,"result":{}}"#, 0),
+            (r#"{"id":1.5,"result":{}}"#, 1),
             (r#"{"id":"1","result":{}}"#, 1),
             (r#"{"id":2,"result":{}}"#, 1),
             (r#"{"id":1,"method":"sampling/createMessage","params":{}}"#, 1),

@@ -145,7 +145,7 @@ impl Record {
     /// rest of a range that is older in part.
     const fn window_bytes(ids_per_stream: u16) -> usize {
         const { assert!(RANGE_BYTES <= RUN as usize * ID_BYTES) };
-        (ids_per_stream as usize).saturating_add(RUN as usize - 1).saturating_mul(ID_BYTES)
+        (ids_per_stream as usize).saturating_add(RUN as usize).saturating_mul(ID_BYTES)
     }
 
     /// The same record, carried on by another writer.
