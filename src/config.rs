@@ -25,7 +25,7 @@ pub struct Config {
     /// How a cursor fault is answered.
     pub escalation: Escalation,
     /// The same for single reasons.
-    pub reasons: BTreeMap<Fault, ReasonPolicy>,
+    pub reasons: BTreeMap<String, ReasonPolicy>,
     /// How a refusal is sent.
     pub reject: Reject,
     /// What the upstream's replay buffer keeps, where that is known.
@@ -312,7 +312,19 @@ impl Config {
             .end()
             .map_err(|error| ConfigError { path: ".".to_owned(), problem: error.to_string() })?;
         config.check_ranges()?;
+        config.check_reasons()?;
         Ok(config)
+    }
+
+    fn check_reasons(&self) -> Result<(), ConfigError> {
+        let names = Fault::ALL.map(Fault::as_str);
+        match self.reasons.keys().find(|reason| !names.contains(&reason.as_str())) {
+            None => Ok(()),
+            Some(unknown) => Err(ConfigError {
+                path: format!("reasons.{unknown}"),
+                problem: format!("unknown reason, expected one of `{}`", names.join("`, `")),
+            }),
+        }
     }
 
     fn check_ranges(&self) -> Result<(), ConfigError> {
@@ -347,6 +359,11 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// What the operator decided for a fault, if anything.
+    pub fn reason_policy(&self, fault: Fault) -> Option<ReasonPolicy> {
+        self.reasons.get(fault.as_str()).copied()
     }
 
     /// Whether requests on this path are guarded.

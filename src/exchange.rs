@@ -360,8 +360,8 @@ impl Exchange {
 
 /// What a fault leads to.
 fn policy(config: &Config, fault: Fault) -> ReasonPolicy {
-    match (config.reasons.get(&fault), fault, config.escalation) {
-        (Some(policy), _, _) => *policy,
+    match (config.reason_policy(fault), fault, config.escalation) {
+        (Some(policy), _, _) => policy,
         (None, Fault::SessionTerminated, _) | (None, _, Escalation::Session) => {
             ReasonPolicy::Session
         }

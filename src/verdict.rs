@@ -9,8 +9,6 @@
 
 use std::fmt;
 
-use serde::Deserialize;
-
 use crate::config::{self, Config};
 use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
@@ -34,8 +32,7 @@ pub enum Doubt {
 }
 
 /// What is proven wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// Two cursors, or a control character in it.
     MalformedCursor,
@@ -71,6 +68,19 @@ impl Doubt {
 }
 
 impl Fault {
+    /// Every fault, in the order of the rules.
+    pub const ALL: [Fault; 9] = [
+        Fault::MalformedCursor,
+        Fault::MalformedSession,
+        Fault::SessionTerminated,
+        Fault::SessionMissing,
+        Fault::ForeignSession,
+        Fault::AmbiguousCursor,
+        Fault::BelowFloor,
+        Fault::AheadOfHead,
+        Fault::NeverIssued,
+    ];
+
     /// Its name in headers, metrics, logs and the configuration.
     pub const fn as_str(self) -> &'static str {
         match self {
