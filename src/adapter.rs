@@ -149,8 +149,8 @@ impl RootContext for Root {
             announce(&config, &ledger);
             if let Some(wanted) = refused_shape {
                 warn!(
-                    "the state of this vm_id was made as {:?} and stays so until Envoy restarts; \
-                     this configuration asks for {wanted:?}",
+                    "the state of this vm_id has room for {} and keeps it until Envoy restarts; \
+                     this configuration asks for {wanted}",
                     ledger.shape()
                 );
             }
@@ -188,9 +188,9 @@ fn announce(config: &Config, ledger: &Ledger) {
     };
     let mib = ledger.max_memory_bytes().div_ceil(1024 * 1024);
     info!(
-        "mcp-resume-guard {}: mode {:?}; history {history}; {:?}; at most {mib} MiB of state",
+        "mcp-resume-guard {}: mode {}; history {history}; room for {}, at most {mib} MiB",
         env!("CARGO_PKG_VERSION"),
-        config.mode,
+        config.mode.as_str(),
         ledger.shape(),
     );
     for key in config.not_acted_on() {

@@ -53,6 +53,16 @@ pub enum Mode {
     Observe,
 }
 
+impl Mode {
+    /// Its name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Mode::Enforce => "enforce",
+            Mode::Observe => "observe",
+        }
+    }
+}
+
 /// Who else may have issued events of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -66,10 +66,10 @@ pub struct LogLine {
 
 impl fmt::Display for LogLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "resumption {}: {}, session ", self.ruling.action.as_str(), self.ruling)?;
+        write!(f, "resumption {}: {}", self.ruling.action.as_str(), self.ruling)?;
         match self.session {
-            Some(session) => write!(f, "{session}"),
-            None => f.write_str("none"),
+            Some(session) => write!(f, ", session {session}"),
+            None => Ok(()),
         }
     }
 }

@@ -7,6 +7,8 @@
 //! keys of their own, one for each lane of each slot, and are written without
 //! CAS by their only writer; the directory says whose record counts.
 
+use std::fmt;
+
 use crate::codec::{Reader, Writer};
 use crate::config::State;
 use crate::fingerprint::SessionFingerprint;
@@ -82,6 +84,19 @@ impl Shape {
         const SET: u64 = 1 + 1 + REMEMBERED_EVICTIONS as u64 * 4 + 1;
         let session = SESSION.saturating_add(LANE.saturating_mul(self.lanes().into()));
         SET.saturating_add(session.saturating_mul(self.ways.into()))
+    }
+}
+
+/// As the log tells it.
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} sessions with {} streams of {} ids each",
+            self.sessions(),
+            self.streams,
+            self.ids
+        )
     }
 }
 
