@@ -136,7 +136,8 @@ def describe_messages(session: Session, received: list[Any]) -> str:
     lost = sorted(set(range(1, STEPS + 1)) - session.seen - set(steps))
     words = []
     if steps:
-        words.append(f"{"ANOTHER SESSION'S " if foreign else ''}steps {steps[0]}-{steps[-1]}")
+        whose = "ANOTHER SESSION'S " if foreign else ""
+        words.append(f"{whose}steps {steps[0]}-{steps[-1]}")
     if any("result" in message for message in received):
         words.append("result")
     if lost and not foreign:

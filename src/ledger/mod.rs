@@ -134,6 +134,8 @@ impl Stream {
         match self.kind {
             StreamKind::Standalone => Finished::No,
             StreamKind::Unplaced => Finished::Unknown,
+            // What can't be read may have had the answer.
+            StreamKind::Post if self.records.len() < self.lanes.len() => Finished::Unknown,
             StreamKind::Post => match self.calls() {
                 Calls::Unknown => Finished::Unknown,
                 Calls::Pending(pending) if pending.is_empty() => Finished::Yes,
