@@ -55,6 +55,15 @@ pub enum Fault {
 }
 
 impl Doubt {
+    /// Every doubt, in the order of the rules.
+    pub const ALL: [Doubt; 5] = [
+        Doubt::CursorTooLong,
+        Doubt::SessionMissing,
+        Doubt::UnknownSession,
+        Doubt::HistoryIncomplete,
+        Doubt::HistoryEvicted,
+    ];
+
     /// Its name in headers, metrics and logs.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -29,6 +29,11 @@ impl SharedData {
         self.len() == 0
     }
 
+    /// All values.
+    pub fn values(&self) -> Vec<Vec<u8>> {
+        self.values.borrow().values().map(|(value, _)| value.clone()).collect()
+    }
+
     /// Bytes of all keys and values.
     pub fn bytes(&self) -> usize {
         self.values.borrow().iter().fold(0, |sum, (key, (value, _))| {

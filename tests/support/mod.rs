@@ -36,6 +36,12 @@ pub struct Running {
     pub step: ResponseStep,
 }
 
+impl Running {
+    pub fn request_body(&mut self, guard: &Guard, bytes: &[u8], end: bool) {
+        self.exchange.request_body(guard, bytes, end);
+    }
+}
+
 /// What a request led to.
 pub enum Answer {
     /// The guard's own reply.

@@ -1,0 +1,67 @@
+//! The documentation says what the code does.
+
+use mcp_resume_guard::config::Config;
+use mcp_resume_guard::ledger::Ledger;
+use mcp_resume_guard::store::memory::SharedData;
+use mcp_resume_guard::telemetry::Tally;
+use mcp_resume_guard::verdict::{Doubt, Fault};
+
+const README: &str = include_str!("../README.md");
+const VERDICTS: &str = include_str!("../docs/verdicts.md");
+const CONFIGURATION: &str = include_str!("../docs/configuration.md");
+
+/// The first JSON block of a page.
+fn json(page: &str) -> Option<&str> {
+    page.split("```json\n").nth(1)?.split("```").next()
+}
+
+#[test]
+fn the_documented_defaults_are_the_defaults() {
+    let documented = json(CONFIGURATION).map(|text| Config::parse(text.as_bytes()));
+    assert_eq!(documented, Some(Ok(Config::default())));
+}
+
+#[test]
+fn the_readmes_configuration_is_accepted() {
+    assert!(json(README).is_some_and(|text| Config::parse(text.as_bytes()).is_ok()));
+}
+
+#[test]
+fn every_reason_is_documented() {
+    for fault in Fault::ALL {
+        assert!(VERDICTS.contains(&format!("inconsistent;{}`", fault.as_str())), "{fault:?}");
+        assert!(CONFIGURATION.contains(&format!("`{}`", fault.as_str())), "{fault:?}");
+    }
+    for doubt in Doubt::ALL {
+        assert!(VERDICTS.contains(&format!("unverified;{}`", doubt.as_str())), "{doubt:?}");
+    }
+}
+
+#[test]
+fn every_contract_violation_is_documented() {
+    for (name, _) in Tally::default().counts() {
+        if let Some((_, kind)) = name.split_once("kind=.=") {
+            let kind = kind.trim_end_matches(";.;");
+            assert!(VERDICTS.contains(&format!("| `{kind}` |")), "{kind}");
+        }
+    }
+}
+
+#[test]
+fn the_documented_memory_is_what_the_configurations_take() {
+    for row in CONFIGURATION.lines().filter(|line| line.ends_with("MiB |")) {
+        let cells: Vec<String> =
+            row.split('|').map(|cell| cell.replace([',', ' '], "").replace("MiB", "")).collect();
+        let [_, sessions, streams, ids, mib, _] = cells.as_slice() else {
+            panic!("not a row: {row}");
+        };
+        let text = format!(
+            r#"{{"state":{{"sessions":{sessions},"streams_per_session":{streams},"ids_per_stream":{ids}}}}}"#
+        );
+        let config = Config::parse(text.as_bytes()).expect("a valid configuration");
+        let (ledger, _) = Ledger::join(&SharedData::default(), &config.state, [0; 16]);
+        let most = ledger.max_memory_bytes().div_ceil(1024 * 1024);
+        assert_eq!(most.to_string(), *mib, "{row}");
+    }
+    assert!(README.contains("149 MiB at most with the defaults"));
+}
