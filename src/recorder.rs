@@ -52,6 +52,7 @@ struct Batch {
     /// An id that can't come back, or not as it was.
     unreturnable: bool,
     events: bool,
+    data: bool,
 }
 
 /// The recorder of one connection.
@@ -62,7 +63,8 @@ pub struct Recorder {
     decoder: Decoder,
     id_limit: usize,
     calls: Calls,
-    calls_changed: bool,
+    /// The record isn't written as it is now.
+    changed: bool,
     /// The stream's records that others wrote.
     others: Vec<Record>,
     /// The session's streams, while it isn't known which of them this is.
@@ -74,10 +76,14 @@ pub struct Recorder {
     alike: Vec<Lane>,
     /// The lane was lost, and none is open again yet.
     lost_with: Option<u64>,
+    /// Ids that this connection brought first.
+    pushed: u64,
+    /// These may have come in another order than that of their events.
     unordered: bool,
     reuse_checked: bool,
     noted_sequence: Option<u64>,
     saw_event: bool,
+    saw_data: bool,
     saw_id: bool,
 }
 
@@ -107,7 +113,7 @@ impl Recorder {
             decoder: Decoder::new(id_limit),
             id_limit,
             calls,
-            calls_changed: false,
+            changed: false,
             others: Vec::new(),
             candidates: Vec::new(),
             loaded: false,
@@ -115,10 +121,12 @@ impl Recorder {
             lane: None,
             alike: Vec::new(),
             lost_with: None,
+            pushed: 0,
             unordered: false,
             reuse_checked: false,
             noted_sequence: None,
             saw_event: false,
+            saw_data: false,
             saw_id: false,
         }
     }
@@ -130,8 +138,11 @@ impl Recorder {
 
     /// The requests that the stream answers, once the POST's body has passed.
     pub fn set_calls(&mut self, calls: Calls) {
-        self.calls_changed |= calls != self.calls;
-        self.calls = calls;
+        // An event that has passed by then may have been the answer.
+        if !self.saw_data {
+            self.changed |= calls != self.calls;
+            self.calls = calls;
+        }
     }
 
     /// Records what these bytes dispatch, before they go on.
@@ -156,7 +167,7 @@ impl Recorder {
             at.tally.streams_without_ids = at.tally.streams_without_ids.saturating_add(1);
         }
         if self.lane.is_some() {
-            if self.calls_changed {
+            if self.changed {
                 self.write(ledger, at);
             }
             if self.lane.take().is_some() {
@@ -172,22 +183,20 @@ impl Recorder {
     ) -> Batch {
         let mut batch = Batch::default();
         self.decoder.capture(self.calls.awaited());
-        let (calls, calls_changed) = (&mut self.calls, &mut self.calls_changed);
+        let (calls, changed) = (&mut self.calls, &mut self.changed);
         let secret = ledger.secret();
         let id_limit = self.id_limit;
         run(&mut self.decoder, &mut |event| {
             batch.events = true;
-            match event.data {
-                Data::Captured(data) if calls.awaited() => {
-                    let before = calls.clone();
-                    calls.answer(secret, data);
-                    *calls_changed |= *calls != before;
+            batch.data |= event.data != Data::Empty;
+            if event.data != Data::Empty && calls.awaited() {
+                let before = calls.clone();
+                match event.data {
+                    Data::Captured(data) => calls.answer(secret, data),
+                    // It may have been the answer.
+                    Data::Empty | Data::Passed | Data::TooLong => *calls = Calls::Unknown,
                 }
-                Data::TooLong if calls.awaited() => {
-                    *calls = Calls::Unknown;
-                    *calls_changed = true;
-                }
-                _ => {}
+                *changed |= *calls != before;
             }
             match event.id {
                 IdField::Unchanged | IdField::Reset => {}
@@ -202,6 +211,7 @@ impl Recorder {
             }
         });
         self.saw_event |= batch.events;
+        self.saw_data |= batch.data;
         self.saw_id |= batch.unreturnable || !batch.ids.is_empty();
         batch
     }
@@ -210,11 +220,13 @@ impl Recorder {
         if !batch.ids.is_empty() {
             self.load(ledger, at);
             self.join(ledger, at, &batch);
-            if batch.ids.iter().any(|(id, _)| !self.knows(id)) {
+            if batch.ids.iter().all(|(id, _)| self.knows(id)) {
+                batch.ids.iter().for_each(|(id, _)| self.see_again(id));
+            } else {
                 self.keep_new(ledger, at, &batch);
             }
         }
-        if self.calls_changed && self.lane.is_some() {
+        if self.changed && self.lane.is_some() {
             self.write(ledger, at);
         }
         if batch.unreturnable {
@@ -232,15 +244,18 @@ impl Recorder {
         let mut keys = Vec::new();
         for (id, data) in &batch.ids {
             if self.knows(id) {
+                self.see_again(id);
                 continue;
             }
             // A GET that replays from the start brings ids again that have
             // left the window, as if they were new.
-            let may_be_old = self.carries != Carries::NewStream
-                && !matches!(self.carries, Carries::Known(..))
-                && self.records().any(|record| record.may_have_evicted(id));
+            self.unordered |= match self.carries {
+                Carries::NewStream | Carries::Known(..) => false,
+                Carries::Standalone => self.records().any(|record| record.may_have_evicted(id)),
+                Carries::Unknown => true,
+            };
             let Some(own) = &mut self.own else { return };
-            own.unordered |= may_be_old || self.unordered || self.carries == Carries::Unknown;
+            self.pushed = self.pushed.saturating_add(1);
             own.push(id, *data, ids_per_stream, at.now_ms);
             at.tally.events_recorded = at.tally.events_recorded.saturating_add(1);
             let range = own.range_sequence();
@@ -271,6 +286,19 @@ impl Recorder {
 
     fn records(&self) -> impl Iterator<Item = &Record> {
         self.others.iter().chain(&self.own)
+    }
+
+    /// An id that is known has come again. If others knew it before this
+    /// connection, and it comes after ids that were new, then those were not
+    /// new: they had only left the window.
+    fn see_again(&mut self, id: &EventId) {
+        if self.pushed == 0 || self.unordered {
+            return;
+        }
+        let found = self.own.as_ref().and_then(|own| own.find(id));
+        let pushed_here = found.is_some_and(|found| found.behind < self.pushed);
+        self.unordered = !pushed_here;
+        self.changed |= self.unordered;
     }
 
     fn knows(&self, id: &EventId) -> bool {
@@ -308,7 +336,7 @@ impl Recorder {
             ledger.move_lane(at, self.session, self.nonce, stream.number, stream.kind);
         }
         self.calls = stream.calls();
-        self.calls_changed = true;
+        self.changed = true;
         self.others = stream.records;
     }
 
@@ -350,9 +378,9 @@ impl Recorder {
             self.calls = self.calls.and(&stream.calls());
             self.others = stream.records;
         }
-        if let Some(own) = &mut self.own {
+        if self.own.is_some() {
             // It stands behind others now that are newer than its first ids.
-            own.unordered |= !self.others.is_empty();
+            self.unordered |= !self.others.is_empty();
             return true;
         }
         let count_before = self.others.iter().map(|r| r.count).fold(0, u64::saturating_add);
@@ -366,8 +394,9 @@ impl Recorder {
     fn write<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
         let (Some(own), Some(lane)) = (&mut self.own, &self.lane) else { return };
         own.calls.clone_from(&self.calls);
+        own.unordered |= self.unordered;
         ledger.write_record(at, self.session, lane.way, lane.number, own);
-        self.calls_changed = false;
+        self.changed = false;
     }
 
     /// Whether the stream's first id with data stands on another stream, too.

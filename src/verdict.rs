@@ -324,13 +324,11 @@ fn judge_issued(config: &Config, now_ms: u64, issued: &[&Stream], cursor: &Event
 /// than the server keeps, or something is, and the server keeps it no longer.
 fn is_below_floor(config: &Config, now_ms: u64, stream: &Stream, cursor: &EventId) -> bool {
     let Some(placement) = stream.find(cursor) else { return false };
-    if !placement.anything_owed {
+    if placement.owed == 0 {
         return false;
     }
     let retention = &config.retention;
-    let too_many = retention
-        .events_per_stream
-        .is_some_and(|kept| placement.owed.is_some_and(|owed| owed > kept));
+    let too_many = retention.events_per_stream.is_some_and(|kept| placement.owed > kept);
     let idle_ms = now_ms.saturating_sub(stream.last_event_ms());
     let older_than = |seconds: Option<u64>| {
         seconds.is_some_and(|seconds| idle_ms > seconds.saturating_mul(1000))

@@ -179,7 +179,7 @@ fn the_body_of_a_request_may_end_after_its_answer_has_begun() {
         assert!(exchange.request_body(&gateway.guard, head.as_bytes(), false));
         let sse = [(":status", "200"), ("content-type", "text/event-stream; charset=utf-8")];
         let mut running = gateway.respond(exchange, &sse);
-        gateway.events(&mut running, &["x"]);
+        gateway.priming(&mut running, "x");
         running.request_body(&gateway.guard, tail.as_bytes(), true);
         gateway.events(&mut running, &[&format!("y{call}-x")]);
     }
@@ -214,6 +214,22 @@ fn ids_that_come_again_after_they_left_the_window_make_no_floor() {
     let mut again = gateway.listen("a");
     gateway.events(&mut again, &ids[..3]);
     // The head is n-7-x, whatever has come again since.
+    assert_continue(&mut gateway, &["n-7-x"]);
+}
+
+#[test]
+fn a_resumption_that_is_replayed_from_the_start_makes_no_floor_either() {
+    let mut gateway = gateway(
+        r#"{"history":"exclusive","retention":{"events_per_stream":3},"state":{"ids_per_stream":4}}"#,
+    );
+    let mut stream = gateway.listen("a");
+    let ids: Vec<String> = (0..8).map(|number| format!("n-{number}-x")).collect();
+    let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+    gateway.events(&mut stream, &ids);
+    gateway.abort(stream);
+    let mut again = gateway.resume("a", "n-7-x");
+    gateway
+        .send(&mut again, &ids.iter().map(|id| format!("id:{id}\ndata:x\n\n")).collect::<String>());
     assert_continue(&mut gateway, &["n-7-x"]);
 }
 

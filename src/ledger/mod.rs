@@ -85,38 +85,25 @@ pub enum Finished {
 /// Where a cursor stands on a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
-    /// Whether its event had data.
-    pub data: bool,
-    /// The ids with data behind it, if their order is known.
-    pub owed: Option<u64>,
-    /// Whether any id with data is surely behind it.
-    pub anything_owed: bool,
+    /// The ids with data behind it; none where their order isn't known.
+    pub owed: u64,
 }
 
 impl Stream {
     /// Where a cursor stands, if it was issued on this stream.
     pub fn find(&self, id: &EventId) -> Option<Placement> {
-        let mut behind: u64 = 0;
-        let mut placement: Option<Placement> = None;
+        let mut later: u64 = 0;
+        let mut least: Option<u64> = None;
         for record in self.records.iter().rev() {
             if let Some(found) = record.find(id) {
-                let owed = found.owed.saturating_add(behind);
+                let owed = found.owed.saturating_add(later);
                 // An id that two connections delivered at once is owed from
                 // the place where less follows.
-                if placement.is_none_or(|p| p.owed.is_some_and(|least| owed < least)) {
-                    placement = Some(Placement {
-                        data: found.data,
-                        owed: Some(owed),
-                        anything_owed: owed > 0,
-                    });
-                }
+                least = Some(least.map_or(owed, |least| least.min(owed)));
             }
-            behind = behind.saturating_add(record.owed());
+            later = later.saturating_add(record.owed());
         }
-        if !self.is_ordered() {
-            placement = placement.map(|p| Placement { owed: None, anything_owed: false, ..p });
-        }
-        placement
+        least.map(|owed| Placement { owed: if self.is_ordered() { owed } else { 0 } })
     }
 
     /// Whether the order of all ids is the order of the records.

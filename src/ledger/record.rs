@@ -45,7 +45,7 @@ impl Element {
         }
     }
 
-    /// How many of its ids with data stand behind this id, if it is here.
+    /// How many of its ids stand behind this id, if it is here.
     fn find(&self, id: &EventId) -> Option<u64> {
         match self.ids {
             Ids::Single(whole) => (whole == id.whole).then_some(0),
@@ -54,17 +54,21 @@ impl Element {
                 .iter()
                 .flatten()
                 .find(|place| place.sequence == sequence && (first..=last).contains(&place.index))
-                .map(|place| if self.data { last.saturating_sub(place.index) } else { 0 }),
+                .map(|place| last.saturating_sub(place.index)),
         }
     }
 
-    /// How many ids with data it holds.
-    fn owed(&self) -> u64 {
+    /// How many ids it holds.
+    fn len(&self) -> u64 {
         match self.ids {
-            _ if !self.data => 0,
             Ids::Single(_) => 1,
             Ids::Range { first, last, .. } => last.saturating_sub(first).saturating_add(1),
         }
+    }
+
+    /// How many of so many ids of it are owed: those with data.
+    fn owed(&self, ids: u64) -> u64 {
+        if self.data { ids } else { 0 }
     }
 }
 
@@ -85,7 +89,9 @@ struct Tail {
 pub struct Found {
     /// Whether its event had data.
     pub data: bool,
-    /// The ids with data behind it.
+    /// The ids behind it.
+    pub behind: u64,
+    /// Those of them whose events had data.
     pub owed: u64,
 }
 
@@ -156,19 +162,22 @@ impl Record {
 
     /// Where an id stands, if it was issued here and is still known.
     pub fn find(&self, id: &EventId) -> Option<Found> {
-        let mut owed: u64 = 0;
+        let (mut behind, mut owed) = (0u64, 0u64);
         for element in self.window.iter().rev() {
-            if let Some(within) = element.find(id) {
-                return Some(Found { data: element.data, owed: owed.saturating_add(within) });
+            let found = element.find(id);
+            let within = found.unwrap_or_else(|| element.len());
+            behind = behind.saturating_add(within);
+            owed = owed.saturating_add(element.owed(within));
+            if found.is_some() {
+                return Some(Found { data: element.data, behind, owed });
             }
-            owed = owed.saturating_add(element.owed());
         }
         None
     }
 
     /// The ids with data that it holds.
     pub fn owed(&self) -> u64 {
-        self.window.iter().fold(0, |owed, element| owed.saturating_add(element.owed()))
+        self.window.iter().map(|element| element.owed(element.len())).fold(0, u64::saturating_add)
     }
 
     /// Whether the id is of the sequence in which the newest id stands, and
