@@ -72,7 +72,9 @@ pub struct Recorder {
     loaded: bool,
     own: Option<Record>,
     lane: Option<OwnLane>,
-    /// Lanes of other streams that begin with the same id.
+    /// Tells streams that begin with the same id.
+    hint: u32,
+    /// Lanes of other streams with the same hint.
     alike: Vec<Lane>,
     /// The lane was lost, and none is open again yet.
     lost_with: Option<u64>,
@@ -119,6 +121,7 @@ impl Recorder {
             loaded: false,
             own: None,
             lane: None,
+            hint: 0,
             alike: Vec::new(),
             lost_with: None,
             pushed: 0,
@@ -166,13 +169,9 @@ impl Recorder {
         if self.saw_event && !self.saw_id {
             at.tally.streams_without_ids = at.tally.streams_without_ids.saturating_add(1);
         }
-        if self.lane.is_some() {
-            if self.changed {
-                self.write(ledger, at);
-            }
-            if self.lane.take().is_some() {
-                ledger.close_lane(at, self.session, self.nonce, self.calls.all_answered());
-            }
+        self.write_change(ledger, at);
+        if self.lane.take().is_some() {
+            ledger.close_lane(at, self.session, self.nonce, self.calls.all_answered());
         }
     }
 
@@ -226,9 +225,7 @@ impl Recorder {
                 self.keep_new(ledger, at, &batch);
             }
         }
-        if self.changed && self.lane.is_some() {
-            self.write(ledger, at);
-        }
+        self.write_change(ledger, at);
         if batch.unreturnable {
             ledger.make_incomplete(at, self.session);
         }
@@ -236,7 +233,10 @@ impl Recorder {
 
     fn keep_new<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: &Batch) {
         let Some((first, _)) = batch.ids.first() else { return };
-        if !self.hold_lane(ledger, at, first) {
+        if self.own.is_none() {
+            self.hint = first.whole as u32;
+        }
+        if !self.hold_lane(ledger, at) {
             return;
         }
         let ids_per_stream = ledger.shape().ids;
@@ -342,12 +342,7 @@ impl Recorder {
 
     /// Makes sure that the record's lane is this connection's own. False if
     /// the directory could not be written: then the session is in doubt.
-    fn hold_lane<S: Store>(
-        &mut self,
-        ledger: &Ledger,
-        at: &mut Access<'_, S>,
-        first: &EventId,
-    ) -> bool {
+    fn hold_lane<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) -> bool {
         if let Some(lane) = &mut self.lane {
             if at.now_ms.saturating_sub(lane.checked_ms) < VALID_MS {
                 return true;
@@ -361,7 +356,7 @@ impl Recorder {
             session: self.session,
             carries: self.carries,
             nonce: self.nonce,
-            hint: first.whole as u32,
+            hint: self.hint,
             lost_with: self.lane.take().map(|lane| lane.known_since_ms).or(self.lost_with),
         };
         self.lost_with = opening.lost_with;
@@ -389,6 +384,13 @@ impl Recorder {
             None => Record::new(self.nonce, count_before),
         });
         true
+    }
+
+    /// Writes what has changed without a new id.
+    fn write_change<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
+        if self.changed && self.lane.is_some() && self.hold_lane(ledger, at) {
+            self.write(ledger, at);
+        }
     }
 
     fn write<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
