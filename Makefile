@@ -1,0 +1,62 @@
+# The project's commands. rustup, make and python3 are all that must be there: what else is needed
+# is fetched, into target/ and .tools/, which git ignores.
+
+PYTHON ?= python3
+VENV := .tools/venv
+PY := $(VENV)/bin/python
+TARGET := wasm32-wasip1
+MODULE := target/$(TARGET)/release/mcp_resume_guard.wasm
+
+.DEFAULT_GOAL := help
+.PHONY: help build test test-rust test-e2e lint demo run clean wasm-target
+
+help: ## Show the commands
+	@echo "make COMMAND, where COMMAND is:"
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
+
+build: wasm-target ## Build the filter: target/wasm32-wasip1/release/mcp_resume_guard.wasm
+	cargo rustc --lib --release --target $(TARGET) --target-dir target --crate-type cdylib
+
+test: test-rust test-e2e ## Run all tests: the library's, then those on a real Envoy
+
+test-rust: ## Run the library's tests
+	cargo test
+
+test-e2e: build $(VENV)/ready ## Run the tests on a real Envoy (ARGS='-k name' for some of them)
+	$(PY) -m tests.harness envoy >/dev/null
+	$(PY) -m pytest tests/e2e $(ARGS)
+
+lint: wasm-target $(VENV)/ready ## Check format and lints, of Rust and Python, and the docs
+	cargo fmt --check
+	cargo clippy --all-targets -- -D warnings
+	cargo clippy --lib --target $(TARGET) -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
+	$(VENV)/bin/ruff check --no-cache tests
+	$(VENV)/bin/ruff format --no-cache --check tests
+
+demo: build $(VENV)/ready ## See the guard judge a real MCP server's reconnects
+	$(PY) -m tests.harness envoy >/dev/null
+	$(PY) -m tests.demo
+
+run: ## Run the gateway in front of your own server: make run UPSTREAM=host:port
+ifndef UPSTREAM
+	@echo "say where your MCP server listens: make run UPSTREAM=127.0.0.1:8000" >&2; exit 2
+endif
+	@$(MAKE) --no-print-directory build $(VENV)/ready
+	@$(PY) -m tests.harness run --upstream $(UPSTREAM)
+
+clean: ## Remove what was built and fetched
+	rm -rf target .tools
+	find tests -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf tests/.pytest_cache .pytest_cache
+
+wasm-target:
+	@command -v rustup >/dev/null || { echo "rustup is missing: see https://rustup.rs" >&2; exit 1; }
+	@rustup target list --installed | grep -qx $(TARGET) || rustup target add $(TARGET)
+
+$(VENV)/ready: tests/requirements.txt
+	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 9))' 2>/dev/null || { \
+	  echo "$(PYTHON) must be Python 3.9 or later with venv (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+	@touch $@
