@@ -130,6 +130,7 @@ struct Event {
     id: Option<String>,
     data: bool,
     answers: Option<u32>,
+    rank: usize,
 }
 
 impl Event {
@@ -480,14 +481,23 @@ impl World {
             }
         }
         for event in events {
-            self.twin.event(&mut open.twin, event.id.as_deref(), event.data, event.answers);
+            self.twin.event(
+                &mut open.twin,
+                event.id.as_deref(),
+                event.data,
+                event.answers,
+                event.rank,
+            );
         }
     }
 
     fn emit(&mut self, at: usize, count: u8, data: bool, together: bool) {
         let stream = self.open[at].stream;
         let events: Vec<Event> = (0..count)
-            .map(|_| Event { id: Some(self.next_id(stream)), data, answers: None })
+            .map(|at| {
+                let rank = self.streams[stream].log.len() + usize::from(at);
+                Event { id: Some(self.next_id(stream)), data, answers: None, rank }
+            })
             .collect();
         self.streams[stream].log.extend(events.iter().cloned());
         self.send(at, &events, together);
@@ -638,7 +648,8 @@ impl World {
                 let stream = self.open[at].stream;
                 let Some(call) = self.streams[stream].awaited.pop() else { return Ok(()) };
                 let id = with_id.then(|| self.next_id(stream));
-                let event = Event { id, data: true, answers: Some(call) };
+                let rank = self.streams[stream].log.len();
+                let event = Event { id, data: true, answers: Some(call), rank };
                 self.streams[stream].log.push(event.clone());
                 self.send(at, &[event], true);
             }
@@ -978,7 +989,6 @@ fn op(rare: bool) -> impl Strategy<Value = Op> {
         cursor().prop_map(Via::Resume),
     ];
     let advance = prop_oneof![0u32..20, 900u32..1_100, 0u32..10_000, 0u32..600_000];
-    let rare = u32::from(rare);
     prop_oneof![
         5 => (session(), proptest::option::of(format()))
             .prop_map(|(session, stream)| Op::Initialize { session, stream }),
@@ -1007,7 +1017,7 @@ fn op(rare: bool) -> impl Strategy<Value = Op> {
         8 => (session(), cursor()).prop_map(|(session, cursor)| Op::Ask { session, cursor }),
         2 => (session(), cursor())
             .prop_map(|(session, cursor)| Op::AskWithoutSession { session, cursor }),
-        rare => any::<bool>().prop_map(Op::Failing),
+        1 => any::<bool>().prop_map(move |failing| Op::Failing(failing && rare)),
     ]
 }
 
@@ -1018,9 +1028,9 @@ fn setup(ample: bool) -> impl Strategy<Value = Setup> {
         (prop_oneof![3 => 1u32..5, 1 => Just(40)].boxed(), (1u8..4).boxed(), (1u16..7).boxed())
     };
     let retention = proptest::option::of((
-        proptest::option::of(0u64..6),
-        proptest::option::of(0u64..30),
-        proptest::option::of(0u64..30),
+        proptest::option::of(1u64..6),
+        proptest::option::of(1u64..30),
+        proptest::option::of(1u64..30),
     ));
     (1usize..3, any::<bool>(), proptest::bool::weighted(0.3), retention, sizes).prop_map(
         |(workers, exclusive, observe, retention, (sessions, streams, ids))| {
@@ -1078,5 +1088,509 @@ proptest! {
         ops in proptest::collection::vec(op(true), 1..60),
     ) {
         live(&setup, &ops)?;
+    }
+}
+/// Header values and bodies of any bytes, with what is understood among them.
+fn bytes(understood: &[&'static [u8]]) -> impl Strategy<Value = Vec<u8>> {
+    let understood: Vec<&'static [u8]> = understood.to_vec();
+    let pieces = prop_oneof![
+        3 => proptest::sample::select(understood).prop_map(<[u8]>::to_vec),
+        1 => proptest::collection::vec(any::<u8>(), 0..12),
+    ];
+    proptest::collection::vec(pieces, 1..4).prop_map(|pieces| pieces.concat())
+}
+
+fn header() -> impl Strategy<Value = (String, Vec<u8>)> {
+    let names: Vec<&'static str> = vec![
+        ":method",
+        ":path",
+        ":status",
+        "mcp-session-id",
+        "last-event-id",
+        "mcp-protocol-version",
+        "mcp-resumption",
+        "accept",
+        "accept-encoding",
+        "content-type",
+        "content-encoding",
+    ];
+    let value = bytes(&[
+        b"GET",
+        b"POST",
+        b"DELETE",
+        b"/mcp",
+        b"200",
+        b"a",
+        b"7",
+        b" \t",
+        b"18446744073709551616",
+        b"2026-07-28",
+        b"text/event-stream",
+        b",",
+        b"identity",
+        b"",
+    ]);
+    (proptest::sample::select(names).prop_map(str::to_owned), value)
+}
+
+fn part() -> impl Strategy<Value = Vec<u8>> {
+    bytes(&[
+        b"id: 7\n",
+        b"id: a_1\ndata: {}\n\n",
+        b"data: {\"id\":1,\"result\":{}}\n\n",
+        b"{\"id\":1,\"method\":\"m\"}",
+        b"[{\"id\":-1.5e300,\"method\":\"m\"}]",
+        b"[[[[",
+        b"id: 18446744073709551615\n\n",
+        b"id: 18446744073709551614\n\n",
+        b"\xEF\xBB\xBF",
+        b"\0",
+        b"\r",
+        b"\n\n",
+    ])
+}
+
+proptest! {
+    #![proptest_config(cases(400))]
+
+    /// Nothing that comes over the wire makes the guard panic: that would take
+    /// down all streams of the worker.
+    #[test]
+    fn no_bytes_make_it_panic(
+        exchanges in proptest::collection::vec(
+            (
+                proptest::collection::vec(header(), 0..8),
+                proptest::collection::vec(part(), 0..3),
+                proptest::collection::vec(header(), 0..6),
+                proptest::collection::vec(part(), 0..4),
+                any::<(bool, bool)>(),
+            ),
+            1..12,
+        ),
+        setup in setup(false),
+    ) {
+        let mut gateway = Gateway::on(Rc::new(Flaky::default()), &setup.config());
+        for (number, (request, sent, response, received, (proper, clean))) in
+            exchanges.into_iter().enumerate()
+        {
+            let usual = |list: &[(&str, &str)], fields: Vec<_>| {
+                let usual = if proper { support::fields(list) } else { Vec::new() };
+                [usual, fields].concat()
+            };
+            let request = usual(&[(":method", "POST"), (":path", "/mcp")], request);
+            let response = usual(
+                &[
+                    (":status", "200"),
+                    ("content-type", "text/event-stream"),
+                    ("mcp-session-id", "a"),
+                ],
+                response,
+            );
+            let (mut exchange, step) =
+                gateway.with(|guard, at| Exchange::begin(guard, at, &request));
+            if let Some(line) = step.log {
+                prop_assert!(!line.to_string().is_empty());
+            }
+            for part in &sent {
+                exchange.request_body(&gateway.guard, part, false);
+            }
+            exchange.request_body(&gateway.guard, b"", true);
+            gateway.with(|guard, at| {
+                exchange.response(guard, at, &response, || true, || number as u64);
+                for part in &received {
+                    exchange.response_body(guard, at, part);
+                }
+                if clean {
+                    exchange.response_end(guard, at);
+                }
+                exchange.close(guard, at);
+            });
+        }
+    }
+}
+
+/// Two workers that really run at once, on a store where a schedule says at
+/// each access which of them goes on.
+mod interleaved {
+    use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+    use std::thread;
+
+    use super::*;
+
+    /// Whose turn it is. One who isn't running is skipped.
+    struct Baton {
+        schedule: Vec<u8>,
+        at: usize,
+        turn: usize,
+        running: [bool; 2],
+        failing: bool,
+    }
+
+    impl Baton {
+        /// The next access is by whom the schedule says.
+        fn pass(&mut self) {
+            let next = self.schedule.get(self.at).map_or(1 - self.turn, |next| usize::from(*next));
+            self.at += 1;
+            self.turn = if self.running[next] { next } else { 1 - next };
+        }
+    }
+
+    struct Shared {
+        data: Mutex<SharedData>,
+        baton: Mutex<Baton>,
+        passed: Condvar,
+        /// What was issued by calls that have returned: session and id.
+        issued: Mutex<Vec<(usize, String)>>,
+        now_ms: Mutex<u64>,
+        /// Sessions whose end was asked for.
+        ended: Mutex<[bool; SESSIONS.len()]>,
+    }
+
+    fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store as one worker sees it.
+    struct Turns {
+        shared: Arc<Shared>,
+        me: usize,
+    }
+
+    impl Turns {
+        /// An access in its turn.
+        fn access<T>(&self, access: impl FnOnce(&SharedData, &Baton) -> T) -> T {
+            let mut baton = lock(&self.shared.baton);
+            while baton.turn != self.me {
+                baton = self.shared.passed.wait(baton).unwrap_or_else(PoisonError::into_inner);
+            }
+            let result = access(&lock(&self.shared.data), &baton);
+            baton.pass();
+            self.shared.passed.notify_all();
+            result
+        }
+    }
+
+    impl Store for Turns {
+        fn get(&self, key: &str) -> (Option<Vec<u8>>, Option<Cas>) {
+            self.access(|data, _| data.get(key))
+        }
+
+        fn set(&self, key: &str, value: &[u8], cas: Option<Cas>) -> Result<(), CasMismatch> {
+            self.access(|data, baton| {
+                if cas.is_some() && baton.failing {
+                    return Err(CasMismatch);
+                }
+                data.set(key, value, cas)
+            })
+        }
+    }
+
+    /// Gives the turn away for good, however the worker ends.
+    struct Leave(Arc<Shared>, usize);
+
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            let mut baton = lock(&self.0.baton);
+            baton.running[self.1] = false;
+            baton.turn = 1 - self.1;
+            self.0.passed.notify_all();
+        }
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Initialize(u8),
+        Post(u8),
+        Listen(u8),
+        /// Resumes from an id that has been issued, by whomever.
+        Resume(u16),
+        Emit {
+            connection: u8,
+            format: u8,
+            count: u8,
+        },
+        End(u8),
+        Delete(u8),
+        /// Asks for an id that has been issued, by whomever.
+        Ask(u16),
+        Advance(u16),
+    }
+
+    fn step(ends: bool) -> impl Strategy<Value = Step> {
+        let session = || 0u8..4;
+        prop_oneof![
+            2 => session().prop_map(Step::Initialize),
+            3 => session().prop_map(Step::Post),
+            3 => session().prop_map(Step::Listen),
+            4 => any::<u16>().prop_map(Step::Resume),
+            10 => (any::<u8>(), 0u8..3, 1u8..4).prop_map(|(connection, format, count)| {
+                Step::Emit { connection, format, count }
+            }),
+            3 => any::<u8>().prop_map(Step::End),
+            1 => session().prop_map(move |s| if ends { Step::Delete(s) } else { Step::Post(s) }),
+            3 => any::<u16>().prop_map(Step::Ask),
+            1 => prop_oneof![0u16..3, 900u16..1_200].prop_map(Step::Advance),
+        ]
+    }
+
+    /// A worker and its connections.
+    struct Worker {
+        shared: Arc<Shared>,
+        gateway: Gateway<Turns>,
+        /// With session and number; numbers make ids.
+        open: Vec<(Exchange, usize, u64)>,
+        numbers: u64,
+        emitted: u64,
+        complaints: Vec<String>,
+    }
+
+    impl Worker {
+        fn new(me: usize, shared: Arc<Shared>, config: &str) -> Self {
+            let store = Rc::new(Turns { shared: Arc::clone(&shared), me });
+            Worker {
+                shared,
+                gateway: Gateway::on(store, config),
+                open: Vec::new(),
+                numbers: me as u64 * 1_000,
+                emitted: 0,
+                complaints: Vec::new(),
+            }
+        }
+
+        fn respond(&mut self, mut exchange: Exchange, session: usize, event_stream: bool) {
+            self.numbers += 1;
+            let number = self.numbers;
+            let content_type = if event_stream { "text/event-stream" } else { "application/json" };
+            let list = support::fields(&[
+                (":status", "200"),
+                ("content-type", content_type),
+                ("mcp-session-id", SESSIONS[session]),
+            ]);
+            let step = self
+                .gateway
+                .with(|guard, at| exchange.response(guard, at, &list, || true, || number));
+            if step.body {
+                self.open.push((exchange, session, number));
+            }
+        }
+
+        fn request(&mut self, method: &str, session: Option<usize>) -> Option<Exchange> {
+            let mut list = vec![(":method", method), (":path", "/mcp")];
+            list.extend(session.map(|session| ("mcp-session-id", SESSIONS[session])));
+            match self.gateway.request(&list) {
+                Answer::Passed { exchange, .. } => Some(exchange),
+                Answer::Refused(reply) => {
+                    if !session.is_some_and(|session| lock(&self.shared.ended)[session]) {
+                        self.complaints.push(format!("{method} refused: {reply:?}"));
+                    }
+                    None
+                }
+            }
+        }
+
+        fn pick(&self, n: u16) -> Option<(usize, String)> {
+            let issued = lock(&self.shared.issued);
+            let at = usize::from(n).checked_rem(issued.len())?;
+            issued.get(at).cloned()
+        }
+
+        /// Asks for an id whose recording had returned before.
+        fn ask(&mut self, session: usize, cursor: &str) -> String {
+            let verdict = verdict(&self.gateway.verdict(SESSIONS[session], cursor));
+            let ended = lock(&self.shared.ended)[session];
+            if verdict.starts_with("inconsistent")
+                && !(ended && verdict == "inconsistent;session_terminated")
+            {
+                self.complaints.push(format!("{cursor} of session {session}: {verdict}"));
+            }
+            verdict
+        }
+
+        fn run(&mut self, step: Step) {
+            self.gateway.now_ms = *lock(&self.shared.now_ms);
+            match step {
+                Step::Initialize(session) => {
+                    if let Some(exchange) = self.request("POST", None) {
+                        self.respond(exchange, session.into(), false);
+                    }
+                }
+                Step::Post(session) => {
+                    if let Some(mut exchange) = self.request("POST", Some(session.into())) {
+                        exchange.request_body(&self.gateway.guard, body(&[1]).as_bytes(), true);
+                        self.respond(exchange, session.into(), true);
+                    }
+                }
+                Step::Listen(session) => {
+                    if let Some(exchange) = self.request("GET", Some(session.into())) {
+                        self.respond(exchange, session.into(), true);
+                    }
+                }
+                Step::Resume(n) => {
+                    let Some((session, cursor)) = self.pick(n) else { return };
+                    if let Answer::Passed { exchange, .. } =
+                        self.gateway.try_resume(SESSIONS[session], &cursor)
+                    {
+                        self.respond(exchange, session, true);
+                    }
+                }
+                Step::Emit { connection, format, count } => {
+                    let Some(at) = usize::from(connection).checked_rem(self.open.len()) else {
+                        return;
+                    };
+                    let (exchange, session, number) = &mut self.open[at];
+                    // Unique to the connection: no cursor is on two streams.
+                    let ids: Vec<String> = (0..u64::from(count))
+                        .map(|n| match format {
+                            0 => format!("c{number}_{}", self.emitted + n),
+                            1 => format!("{}_{}", base32(*number), self.emitted + n),
+                            _ => uuid(*number * 1_000 + self.emitted + n),
+                        })
+                        .collect();
+                    self.emitted += u64::from(count);
+                    let text: String =
+                        ids.iter().map(|id| format!("id: {id}\ndata: {{}}\n\n")).collect();
+                    self.gateway
+                        .with(|guard, at| exchange.response_body(guard, at, text.as_bytes()));
+                    let session = *session;
+                    lock(&self.shared.issued).extend(ids.into_iter().map(|id| (session, id)));
+                }
+                Step::End(connection) => {
+                    let Some(at) = usize::from(connection).checked_rem(self.open.len()) else {
+                        return;
+                    };
+                    let (mut exchange, ..) = self.open.swap_remove(at);
+                    self.gateway.with(|guard, at| exchange.response_end(guard, at));
+                }
+                Step::Delete(session) => {
+                    lock(&self.shared.ended)[usize::from(session)] = true;
+                    self.gateway.delete(SESSIONS[usize::from(session)], "204");
+                }
+                Step::Ask(n) => {
+                    if let Some((session, cursor)) = self.pick(n) {
+                        self.ask(session, &cursor);
+                    }
+                }
+                Step::Advance(ms) => *lock(&self.shared.now_ms) += u64::from(ms),
+            }
+        }
+    }
+
+    /// Runs both, then asks for everything that was issued. Gives the
+    /// complaints, and the verdicts that aren't `continue`.
+    fn run(
+        config: &str,
+        steps: [Vec<Step>; 2],
+        schedule: Vec<u8>,
+        failing: bool,
+    ) -> (Vec<String>, Vec<String>) {
+        let baton = Baton { schedule, at: 0, turn: 0, running: [true; 2], failing: false };
+        let shared = Arc::new(Shared {
+            data: Mutex::new(SharedData::default()),
+            baton: Mutex::new(baton),
+            passed: Condvar::new(),
+            issued: Mutex::new(Vec::new()),
+            now_ms: Mutex::new(START_MS),
+            ended: Mutex::new([false; SESSIONS.len()]),
+        });
+        // The sessions are there before, and complete.
+        {
+            let store = Turns { shared: Arc::clone(&shared), me: 0 };
+            lock(&shared.baton).running[1] = false;
+            let mut first = Gateway::on(Rc::new(store), config);
+            for session in &SESSIONS[..4] {
+                first.initialize(session);
+            }
+            let mut baton = lock(&shared.baton);
+            (baton.running, baton.at, baton.turn, baton.failing) = ([true; 2], 0, 0, failing);
+        }
+        let workers: Vec<_> = steps
+            .into_iter()
+            .enumerate()
+            .map(|(me, steps)| {
+                let (shared, config) = (Arc::clone(&shared), config.to_owned());
+                thread::spawn(move || {
+                    let _leave = Leave(Arc::clone(&shared), me);
+                    let mut worker = Worker::new(me, shared, &config);
+                    steps.into_iter().for_each(|step| worker.run(step));
+                    worker.complaints
+                })
+            })
+            .collect();
+        let mut complaints = Vec::new();
+        for worker in workers {
+            match worker.join() {
+                Ok(said) => complaints.extend(said),
+                Err(_) => complaints.push("panicked".to_owned()),
+            }
+        }
+        {
+            let mut baton = lock(&shared.baton);
+            (baton.running, baton.turn) = ([true, false], 0);
+        }
+        let mut last = Worker::new(0, Arc::clone(&shared), config);
+        last.gateway.now_ms = *lock(&shared.now_ms);
+        let mut others = Vec::new();
+        let issued = lock(&shared.issued).clone();
+        for (session, cursor) in issued {
+            let verdict = last.ask(session, &cursor);
+            if verdict != "continue" {
+                others.push(format!("{cursor} of session {session}: {verdict}"));
+            }
+        }
+        complaints.extend(last.complaints);
+        (complaints, others)
+    }
+
+    fn steps(ends: bool) -> impl Strategy<Value = [Vec<Step>; 2]> {
+        let steps = move || proptest::collection::vec(step(ends), 1..16);
+        [steps(), steps()]
+    }
+
+    fn schedule() -> impl Strategy<Value = Vec<u8>> {
+        proptest::collection::vec(0u8..2, 0..300)
+    }
+
+    proptest! {
+        #![proptest_config(cases(150))]
+
+        /// With room for everything no update is lost.
+        #[test]
+        fn two_workers_lose_no_update(steps in steps(false), schedule in schedule()) {
+            let config = r#"{"history":"exclusive","state":{"sessions":40,
+                "streams_per_session":64,"ids_per_stream":256}}"#;
+            let (complaints, others) = run(config, steps, schedule, false);
+            prop_assert_eq!(complaints, Vec::<String>::new());
+            prop_assert_eq!(others, Vec::<String>::new());
+        }
+
+        /// While sessions and streams are evicted, adopted and ended, nothing
+        /// that was issued is inconsistent.
+        #[test]
+        fn two_workers_with_room_for_next_to_nothing(
+            steps in steps(true),
+            schedule in schedule(),
+            sessions in 1u32..4,
+            streams in 1u8..3,
+            ids in 1u16..5,
+        ) {
+            let config = format!(
+                r#"{{"history":"exclusive","state":{{"sessions":{sessions},
+                "streams_per_session":{streams},"ids_per_stream":{ids}}}}}"#
+            );
+            let (complaints, _) = run(&config, steps, schedule, false);
+            prop_assert_eq!(complaints, Vec::<String>::new());
+        }
+
+        /// Where every compare-and-swap fails, nothing is known, and nothing
+        /// is inconsistent.
+        #[test]
+        fn two_workers_that_always_give_up(steps in steps(false), schedule in schedule()) {
+            let config = r#"{"history":"exclusive"}"#;
+            let (complaints, others) = run(config, steps, schedule, true);
+            prop_assert_eq!(complaints, Vec::<String>::new());
+            for verdict in others {
+                prop_assert!(verdict.contains(": unverified"), "{}", verdict);
+            }
+        }
     }
 }

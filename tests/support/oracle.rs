@@ -11,8 +11,8 @@ use mcp_resume_guard::fingerprint::Secret;
 
 const SECRET: Secret = Secret::new([1; 16]);
 
-/// Beyond so many relatives the guard takes a session for everybody's.
-const MANY_KIN: usize = 4;
+/// With more relatives the guard may take a session for everybody's.
+const MANY_KIN: usize = 1;
 
 /// What the twin has to know of the configuration.
 #[derive(Debug, Clone, Default)]
@@ -36,6 +36,9 @@ pub enum Kind {
 pub struct Issued {
     pub text: String,
     pub data: bool,
+    /// Its place in the server's log.
+    rank: usize,
+    issued_ms: u64,
     /// Sent by a connection of which it is certain what it carries.
     placed: bool,
     /// Sent first in what can't be another session's replay.
@@ -80,10 +83,23 @@ impl Stream {
     fn is_below_floor(&self, rules: &Rules, now_ms: u64, text: &str) -> bool {
         let Some((at, _)) = self.find(text) else { return false };
         let owed = self.ids[at + 1..].iter().filter(|id| id.data).count() as u64;
+        self.is_too_much(rules, now_ms - self.last_issued_ms, owed)
+    }
+
+    /// The same by the server's order.
+    fn is_below_floor_by_rank(&self, rules: &Rules, now_ms: u64, text: &str) -> bool {
+        let Some((_, cursor)) = self.find(text) else { return false };
+        let later = self.ids.iter().filter(|id| id.rank > cursor.rank);
+        let owed = later.clone().filter(|id| id.data).count() as u64;
+        let newest_ms = later.map(|id| id.issued_ms).max().unwrap_or(now_ms);
+        self.is_too_much(rules, now_ms - newest_ms, owed)
+    }
+
+    /// Whether more is owed than the server keeps, or for longer.
+    fn is_too_much(&self, rules: &Rules, idle_ms: u64, owed: u64) -> bool {
         if owed == 0 {
             return false;
         }
-        let idle_ms = now_ms - self.last_issued_ms;
         let older_than = |seconds: Option<u64>| seconds.is_some_and(|s| idle_ms > s * 1000);
         let too_old = match self.finished() {
             Finished::No => older_than(rules.seconds),
@@ -272,8 +288,9 @@ impl Twin {
             .map(|(at, _)| at)
             .collect();
         let carries = match with_cursor[..] {
-            // The cursor says nothing of another session's streams.
-            _ if asked != answered => Carries::Unknown(None),
+            // The cursor says nothing of another session's streams, nor of
+            // those of a session that has ended.
+            _ if asked != answered || self.is_ended(asked) => Carries::Unknown(None),
             [] => Carries::Unknown(None),
             [stream] => Carries::Stream(stream),
             // An open one before one that may be finished, the newer one.
@@ -299,11 +316,12 @@ impl Twin {
         text: Option<&str>,
         data: bool,
         answers: Option<u32>,
+        rank: usize,
     ) {
         let text = text.map(trimmed).filter(|text| !text.is_empty());
         let too_long = text.is_some_and(|text| text.len() > self.rules.event_id_bytes);
         if let Some(text) = text.filter(|_| !too_long) {
-            self.issue(connection, text, data);
+            self.issue(connection, text, data, rank);
         }
         if text
             .is_some_and(|text| !comes_back_unchanged(text.as_bytes(), self.rules.event_id_bytes))
@@ -325,7 +343,7 @@ impl Twin {
         }
     }
 
-    fn issue(&mut self, connection: &mut Connection, text: &str, data: bool) {
+    fn issue(&mut self, connection: &mut Connection, text: &str, data: bool, rank: usize) {
         let (now_ms, open) = (self.now_ms, &self.open);
         let session = self.sessions.entry(connection.session.clone()).or_default();
         let new_stream = |kind, pending| Stream {
@@ -388,24 +406,27 @@ impl Twin {
             !placed || stream.writers.iter().any(|w| *w != connection.number && open.contains(w));
         stream.writers.insert(connection.number);
         stream.last_issued_ms = now_ms;
-        let is_unplaced = stream.kind == Kind::Unplaced;
-        stream.ids.push(Issued { text: text.to_owned(), data, placed, live });
+        stream.ids.push(Issued {
+            text: text.to_owned(),
+            data,
+            rank,
+            issued_ms: now_ms,
+            placed,
+            live,
+        });
         if live && is_distinctive(text) {
             session.live.insert(text.to_owned());
         }
-        if !is_unplaced {
-            session.keys.extend(distinctive_sequences(text));
-            session.keys.extend(id_of(text).filter(|id| id.distinctive).map(|id| id.whole));
-        }
+        session.keys.extend(distinctive_sequences(text));
+        session.keys.extend(id_of(text).filter(|id| id.distinctive).map(|id| id.whole));
     }
 
     /// Whether ids of these two may be each other's.
     fn kin(&self, one: &str, other: &str) -> Certainty {
-        let (Some(a), Some(b)) = (self.sessions.get(one), self.sessions.get(other)) else {
-            return Certainty::No;
-        };
-        let both_live = !a.live.is_disjoint(&b.live);
-        if a.renamed_from.contains(other) || b.renamed_from.contains(one) || both_live {
+        let nothing = Session::default();
+        let a = self.sessions.get(one).unwrap_or(&nothing);
+        let b = self.sessions.get(other).unwrap_or(&nothing);
+        if a.renamed_from.contains(other) || !a.live.is_disjoint(&b.live) {
             return Certainty::Yes;
         }
         let perhaps = self.relatives(one).contains(other)
@@ -418,7 +439,9 @@ impl Twin {
     /// name, directly or over others.
     fn relatives(&self, name: &str) -> BTreeSet<String> {
         let touch = |a: &str, b: &str| {
-            let (sa, sb) = (&self.sessions[a], &self.sessions[b]);
+            let nothing = Session::default();
+            let sa = self.sessions.get(a).unwrap_or(&nothing);
+            let sb = self.sessions.get(b).unwrap_or(&nothing);
             sa.renamed_from.contains(b)
                 || sb.renamed_from.contains(a)
                 || !sa.keys.is_disjoint(&sb.keys)
@@ -450,7 +473,6 @@ impl Twin {
         let lives =
             |name: &&&String| self.sessions[**name].ids().any(|id| id.live && id.text == cursor);
         let sequences = distinctive_sequences(cursor);
-        let has_place = places(cursor).iter().any(Option::is_some);
         let kin = |other: &str| own.map_or(Certainty::No, |own| self.kin(own, other));
         let no = others.is_empty()
             || (!is_distinctive(cursor) && sequences.is_empty())
@@ -459,12 +481,28 @@ impl Twin {
         if no {
             return Certainty::No;
         }
-        let yes = others.len() == 1
+        // Nobody else was sent it or its like, whatever way.
+        let only_one = self.sessions.iter().filter(|(name, session)| {
+            Some(name.as_str()) != own
+                && (session.has(cursor) || sequences.iter().any(|s| session.keys.contains(s)))
+        });
+        let yes = only_one.count() == 1
             && is_distinctive(cursor)
-            && (!has_place || !sequences.is_empty())
+            && (!sequences.is_empty() || !self.stands_in_a_row(others[0], cursor))
             && others.iter().filter(lives).count() == 1
-            && kin(others[0]) == Certainty::No;
+            && kin(others[0]) == Certainty::No
+            // What it was sent in a resumption from nowhere is no proof.
+            && self.sessions[others[0]].streams.iter().all(|s| s.kind != Kind::Unplaced);
         if yes { Certainty::Yes } else { Certainty::Perhaps }
+    }
+
+    /// Whether other ids of this one's sequences were sent to the session.
+    fn stands_in_a_row(&self, name: &str, cursor: &str) -> bool {
+        let of = places(cursor).map(|place| place.map(|(sequence, _)| sequence));
+        self.sessions[name].ids().filter(|id| id.text != cursor).any(|id| {
+            let there = places(&id.text).map(|place| place.map(|(sequence, _)| sequence));
+            (0..2).any(|reading| of[reading].is_some() && of[reading] == there[reading])
+        })
     }
 
     fn ambiguous(&self, session: &Session, cursor: &str) -> Certainty {
@@ -475,8 +513,10 @@ impl Twin {
                 .filter(|(_, id)| id.placed || !placed_only)
                 .count()
         };
+        // An answer may have come on a stream that isn't known.
+        let unplaced = session.streams.iter().any(|s| s.kind == Kind::Unplaced);
         match (open(true), open(false)) {
-            (2.., _) => Certainty::Yes,
+            (2.., _) if !unplaced => Certainty::Yes,
             (_, 2..) => Certainty::Perhaps,
             _ => Certainty::No,
         }
@@ -487,7 +527,8 @@ impl Twin {
             session.streams.iter().filter(|s| s.find(cursor).is_some()).peekable();
         let all = with_cursor.peek().is_some()
             && with_cursor.all(|s| s.is_below_floor(&self.rules, self.now_ms, cursor));
-        let certain = session.streams.iter().all(|s| !s.order_uncertain);
+        let certain =
+            session.streams.iter().all(|s| !s.order_uncertain && s.kind != Kind::Unplaced);
         match (all, certain) {
             (false, _) => Certainty::No,
             (true, false) => Certainty::Perhaps,
@@ -497,7 +538,19 @@ impl Twin {
 
     fn ahead_of_head(session: &Session, cursor: &str) -> Certainty {
         let past = |stream: &Stream, any: bool| {
-            let newest = stream.ids.last().map(|id| places(&id.text)).unwrap_or_default();
+            let sequences = |nth: usize| {
+                let id = stream.ids.iter().rev().nth(nth);
+                id.map(|id| places(&id.text)).unwrap_or_default().map(|p| p.map(|(s, _)| s))
+            };
+            // Of two readings that is meant by which it follows another id.
+            let mut newest = sequences(0);
+            let before = sequences(1);
+            if (0..2).any(|reading| newest[reading].is_some() && newest[reading] == before[reading])
+            {
+                for reading in 0..2 {
+                    newest[reading] = newest[reading].filter(|s| Some(*s) == before[reading]);
+                }
+            }
             (0..2).any(|reading| {
                 let Some((sequence, index)) = places(cursor)[reading] else { return false };
                 let mut of_sequence = stream
@@ -509,8 +562,7 @@ impl Twin {
                 if any {
                     of_sequence.any(|there| index > there)
                 } else {
-                    newest[reading].is_some_and(|(s, _)| s == sequence)
-                        && of_sequence.all(|there| index > there)
+                    newest[reading] == Some(sequence) && of_sequence.all(|there| index > there)
                 }
             })
         };
@@ -535,7 +587,12 @@ impl Twin {
         if self.ambiguous(session, cursor) != Certainty::No {
             faults.push("inconsistent;ambiguous_cursor");
         }
-        if self.below_floor(session, cursor) != Certainty::No {
+        // Where ids were forgotten and came again, the order in which they were
+        // seen is the server's.
+        let mut with_cursor = session.streams.iter().filter(|s| s.find(cursor).is_some());
+        if self.below_floor(session, cursor) != Certainty::No
+            || with_cursor.any(|s| s.is_below_floor_by_rank(&self.rules, self.now_ms, cursor))
+        {
             faults.push("inconsistent;below_floor");
         }
         faults
