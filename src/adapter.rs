@@ -232,21 +232,19 @@ impl Stream {
 
     fn see_request_body(&mut self, size: usize, end: bool) {
         let Some(exchange) = self.exchange.as_mut().filter(|_| self.request_body) else { return };
-        let mut rest = size;
-        let mut start = 0usize;
-        while rest > 0 && self.request_body {
-            let piece = rest.min(PIECE);
-            let bytes = body_piece(BufferType::HttpRequestBody, start, piece).unwrap_or_default();
-            if bytes.is_empty() {
-                break;
+        self.request_body = self.worker.with(|guard, access| {
+            let mut start = 0usize;
+            while start < size {
+                let piece = size.saturating_sub(start).min(PIECE);
+                let bytes =
+                    body_piece(BufferType::HttpRequestBody, start, piece).unwrap_or_default();
+                if bytes.is_empty() || !exchange.request_body(guard, access, &bytes, false) {
+                    return false;
+                }
+                start = start.saturating_add(bytes.len());
             }
-            self.request_body = exchange.request_body(&self.worker.guard, &bytes, false);
-            start = start.saturating_add(bytes.len());
-            rest = rest.saturating_sub(bytes.len());
-        }
-        if end && self.request_body {
-            self.request_body = exchange.request_body(&self.worker.guard, &[], true);
-        }
+            !end || exchange.request_body(guard, access, &[], true)
+        });
     }
 }
 

@@ -9,15 +9,15 @@
 
 use std::fmt;
 
-use crate::config::{Config, Escalation, Mode, OnUnverified, ReasonPolicy};
+use crate::config::{Config, Escalation, Mode, OnUnverified, PendingCalls, ReasonPolicy};
 use crate::fingerprint::SessionFingerprint;
-use crate::jsonrpc::Calls;
+use crate::jsonrpc::{Calls, SentIds};
 use crate::ledger::{Access, Ledger};
 use crate::recorder::{Carries, Recorder};
 use crate::reply::{RESUMPTION_HEADER, Reply, Scope};
 use crate::request::{self, Field, Method, Request, is_event_stream};
 use crate::store::Store;
-use crate::verdict::{self, Action, Fault, Judgement, Resumption, Ruling, Single, Verdict};
+use crate::verdict::{self, Action, Cursor, Fault, Judgement, Resumption, Ruling, Single, Verdict};
 
 /// What is the same for all exchanges of a configuration.
 #[derive(Debug)]
@@ -163,18 +163,43 @@ impl Exchange {
     ) {
         let resumption =
             Resumption { session: request.session.clone(), cursor: request.cursor.clone() };
-        let Judgement { verdict, stream } =
+        let Judgement { verdict, stream, pending } =
             verdict::judge(&guard.config, &guard.ledger, at, &resumption);
         self.carries =
             stream.map_or(Carries::Unknown, |(number, kind)| Carries::Known(number, kind));
         let refused = self.scope_of_refusal(guard, at, verdict);
-        let action = if refused.is_some() { Action::Rejected } else { Action::Passed };
+        let action = match refused {
+            None => Action::Passed,
+            Some(_) if self.settles(guard, at, &request.cursor, &pending) => Action::Settled,
+            Some(_) => Action::Rejected,
+        };
         let ruling = Ruling { verdict, action };
         self.ruling = Some(ruling);
         step.ruling = self.ruling;
-        step.reply = refused.map(|scope| Reply::refusal(verdict, scope));
+        step.reply = refused.map(|scope| match action {
+            Action::Settled => Reply::settlement(verdict, scope, &pending),
+            Action::Passed | Action::Rejected => Reply::refusal(verdict, scope),
+        });
         step.log = (verdict != Verdict::Continue)
             .then_some(LogLine { ruling, session: self.known_session() });
+    }
+
+    /// Whether the calls that are pending for the cursor are settled instead
+    /// of an HTTP error: once for each cursor.
+    fn settles<S: Store>(
+        &self,
+        guard: &Guard,
+        at: &mut Access<'_, S>,
+        cursor: &Single<Cursor>,
+        pending: &SentIds,
+    ) -> bool {
+        let (Some(session), Single::One(Cursor::Id(cursor))) = (self.known_session(), cursor)
+        else {
+            return false;
+        };
+        guard.config.reject.pending_calls == PendingCalls::Settle
+            && !pending.is_empty()
+            && guard.ledger.settle(at, session, cursor)
     }
 
     fn known_session(&self) -> Option<SessionFingerprint> {
@@ -215,7 +240,13 @@ impl Exchange {
 
     /// Some of the request's body has passed by, `end` with its last part.
     /// Whether the next part is wanted, too.
-    pub fn request_body(&mut self, guard: &Guard, bytes: &[u8], end: bool) -> bool {
+    pub fn request_body<S: Store>(
+        &mut self,
+        guard: &Guard,
+        at: &mut Access<'_, S>,
+        bytes: &[u8],
+        end: bool,
+    ) -> bool {
         let limit = usize::try_from(guard.config.limits.request_body_bytes).unwrap_or(usize::MAX);
         let Body::Coming(body) = &mut self.body else { return false };
         if body.len().saturating_add(bytes.len()) > limit {
@@ -230,21 +261,21 @@ impl Exchange {
         if self.recorder.is_some() {
             let calls = self.calls(guard);
             if let Some(recorder) = &mut self.recorder {
-                recorder.set_calls(calls);
+                recorder.set_calls(&guard.ledger, at, calls);
             }
         }
         false
     }
 
     /// The requests that the answer to this POST has to answer.
-    fn calls(&mut self, guard: &Guard) -> Calls {
+    fn calls(&mut self, guard: &Guard) -> (Calls, SentIds) {
         match &self.body {
             Body::Whole(body) => {
                 let calls = Calls::of_request(guard.ledger.secret(), body);
                 self.body = Body::Unread;
                 calls
             }
-            Body::Unread | Body::Coming(_) | Body::TooLarge => Calls::Unknown,
+            Body::Unread | Body::Coming(_) | Body::TooLarge => Default::default(),
         }
     }
 

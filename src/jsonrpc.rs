@@ -8,13 +8,27 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, Visitor};
+use serde_json::value::RawValue;
 
 use crate::fingerprint::{Role, Secret};
 
 /// Requests of one POST that are followed; a POST with more is not.
 pub const MAX_CALLS: usize = 8;
 
-/// The requests of a POST that await an answer.
+/// Bytes of a request's id, as it was sent, up to which a call can be settled.
+pub const MAX_ID_BYTES: usize = 64;
+
+/// A request that a stream has to answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// The fingerprint of its id.
+    pub id: u64,
+    /// Where in the stream its answer stands, counted in event ids; 0: nowhere
+    /// yet.
+    pub answered_at: u32,
+}
+
+/// The requests of a POST.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Calls {
     /// Not known, or not any more: the body or an event was too large, or not
@@ -22,59 +36,81 @@ pub enum Calls {
     /// the guard takes the side that refuses nothing.
     #[default]
     Unknown,
-    /// The fingerprints of the ids that await their answer; none: the stream
-    /// is finished.
-    Pending(Vec<u64>),
+    /// These; if every one has its answer, the stream is finished.
+    Known(Vec<Call>),
 }
 
+/// The ids of a POST's requests, exactly as the client sent them.
+pub type SentIds = Vec<Vec<u8>>;
+
 impl Calls {
-    /// The requests in the body of a POST.
-    pub fn of_request(secret: &Secret, body: &[u8]) -> Self {
-        let Some(messages) = messages(body) else { return Calls::Unknown };
-        let mut pending = Vec::new();
+    /// The requests in the body of a POST, and their ids as they were sent
+    /// (none if one of them is longer than [`MAX_ID_BYTES`]).
+    pub fn of_request(secret: &Secret, body: &[u8]) -> (Self, SentIds) {
+        let Some(messages) = messages(body) else { return Default::default() };
+        let mut calls = Vec::new();
+        let mut sent = Vec::new();
         for message in messages.iter().filter(|message| message.method.0) {
-            match &message.id {
+            match message.rpc_id() {
                 RpcId::Absent => {}
-                RpcId::Unreadable => return Calls::Unknown,
-                id => pending.push(id.fingerprint(secret)),
+                RpcId::Unreadable => return Default::default(),
+                id => {
+                    calls.push(Call { id: id.fingerprint(secret), answered_at: 0 });
+                    sent.push(message.id.map_or("", RawValue::get).as_bytes().to_vec());
+                }
             }
         }
-        if pending.len() > MAX_CALLS { Calls::Unknown } else { Calls::Pending(pending) }
+        if calls.len() > MAX_CALLS {
+            return Default::default();
+        }
+        if sent.iter().any(|id| id.len() > MAX_ID_BYTES) {
+            sent.clear();
+        }
+        (Calls::Known(calls), sent)
     }
 
-    /// Takes off what the data of an event answers.
-    pub fn answer(&mut self, secret: &Secret, data: &[u8]) {
-        let Calls::Pending(pending) = self else { return };
-        let Some(messages) = messages(data) else {
-            // A client that reads more than the guard may have its answer.
-            *self = Calls::Unknown;
-            return;
-        };
-        for message in messages {
-            if message.method.0 || !(message.result.0 || message.error.0) {
-                continue;
-            }
-            let answered = message.id.fingerprint(secret);
-            pending.retain(|id| *id != answered);
-        }
+    /// The fingerprints of the ids that the data of an event answers; `None`
+    /// if that can't be told.
+    pub fn answered_by(secret: &Secret, data: &[u8]) -> Option<Vec<u64>> {
+        let answers = messages(data)?;
+        let answers = answers.iter().filter(|m| !m.method.0 && (m.result.0 || m.error.0));
+        Some(answers.map(|message| message.rpc_id().fingerprint(secret)).collect())
+    }
+
+    /// Notes an answer that stands there. Whether it was awaited.
+    pub fn answer(&mut self, answered: u64, at: u32) -> bool {
+        let Calls::Known(calls) = self else { return false };
+        let awaited = calls.iter_mut().find(|call| call.id == answered && call.answered_at == 0);
+        awaited.is_some_and(|call| {
+            call.answered_at = at.max(1);
+            true
+        })
     }
 
     /// What is awaited still, where another connection has seen answers too.
     pub fn and(&self, other: &Calls) -> Calls {
-        let (Calls::Pending(ours), Calls::Pending(theirs)) = (self, other) else {
+        let (Calls::Known(ours), Calls::Known(theirs)) = (self, other) else {
             return Calls::Unknown;
         };
-        Calls::Pending(ours.iter().filter(|id| theirs.contains(id)).copied().collect())
+        if !ours.iter().map(|call| call.id).eq(theirs.iter().map(|call| call.id)) {
+            return Calls::Unknown;
+        }
+        let first_answer = |(ours, theirs): (&Call, &Call)| {
+            let answers = [ours.answered_at, theirs.answered_at];
+            let first = answers.into_iter().filter(|at| *at > 0).min();
+            Call { id: ours.id, answered_at: first.unwrap_or(0) }
+        };
+        Calls::Known(ours.iter().zip(theirs).map(first_answer).collect())
     }
 
     /// Whether it is known that every answer has come.
     pub fn all_answered(&self) -> bool {
-        matches!(self, Calls::Pending(pending) if pending.is_empty())
+        matches!(self, Calls::Known(calls) if calls.iter().all(|call| call.answered_at > 0))
     }
 
     /// Whether answers are awaited.
     pub fn awaited(&self) -> bool {
-        matches!(self, Calls::Pending(pending) if !pending.is_empty())
+        matches!(self, Calls::Known(calls) if calls.iter().any(|call| call.answered_at == 0))
     }
 }
 
@@ -89,9 +125,9 @@ impl<'de> Deserialize<'de> for Present {
 }
 
 #[derive(Deserialize)]
-struct Message {
-    #[serde(default)]
-    id: RpcId,
+struct Message<'a> {
+    #[serde(default, borrow)]
+    id: Option<&'a RawValue>,
     #[serde(default)]
     method: Present,
     #[serde(default)]
@@ -100,8 +136,15 @@ struct Message {
     error: Present,
 }
 
+impl Message<'_> {
+    fn rpc_id(&self) -> RpcId {
+        let id = self.id.map(|id| serde_json::from_str(id.get()).unwrap_or(RpcId::Unreadable));
+        id.unwrap_or_default()
+    }
+}
+
 /// One message, or a batch.
-fn messages(text: &[u8]) -> Option<Vec<Message>> {
+fn messages(text: &[u8]) -> Option<Vec<Message<'_>>> {
     let first = text.iter().find(|byte| !byte.is_ascii_whitespace())?;
     if *first == b'[' {
         serde_json::from_slice(text).ok()
@@ -205,16 +248,21 @@ mod tests {
     const SECRET: Secret = Secret::new([5; 16]);
 
     fn calls(body: &str) -> Calls {
-        Calls::of_request(&SECRET, body.as_bytes())
+        Calls::of_request(&SECRET, body.as_bytes()).0
     }
 
     fn pending_after(body: &str, events: &[&str]) -> usize {
         let mut calls = calls(body);
         for event in events {
-            calls.answer(&SECRET, event.as_bytes());
+            match Calls::answered_by(&SECRET, event.as_bytes()) {
+                None => calls = Calls::Unknown,
+                Some(ids) => ids.into_iter().for_each(|id| {
+                    calls.answer(id, 1);
+                }),
+            }
         }
         match calls {
-            Calls::Pending(pending) => pending.len(),
+            Calls::Known(calls) => calls.iter().filter(|call| call.answered_at == 0).count(),
             Calls::Unknown => 99,
         }
     }
@@ -282,6 +330,21 @@ mod tests {
         );
         assert_eq!(pending_after(r#"{"id":-3,"method":"m"}"#, &[r#"{"id":-3,"result":1}"#]), 0);
         assert_eq!(pending_after(r#"{"id":0,"method":"m"}"#, &[r#"{"id":null,"error":{}}"#]), 1);
+    }
+
+    #[test]
+    fn ids_are_kept_exactly_as_they_were_sent() {
+        let body = r#"[{"id":"a\u00e9\"é","method":"m"},{"id" : 1.0 ,"method":"m"},
+            {"id":-0,"method":"m"},{"id":12345678901234567890123,"method":"m"}]"#;
+        let sent = Calls::of_request(&SECRET, body.as_bytes()).1;
+        let sent: Vec<_> = sent.iter().map(|id| std::str::from_utf8(id).unwrap()).collect();
+        assert_eq!(sent, [r#""a\u00e9\"é""#, "1.0", "-0", "12345678901234567890123"]);
+        for (len, kept) in [(MAX_ID_BYTES, 1), (MAX_ID_BYTES + 1, 0)] {
+            let body = format!(r#"{{"id":"{}","method":"m"}}"#, "x".repeat(len - 2));
+            let (calls, sent) = Calls::of_request(&SECRET, body.as_bytes());
+            assert!(calls.awaited());
+            assert_eq!(sent.len(), kept);
+        }
     }
 
     #[test]

@@ -9,9 +9,9 @@
 //! have. Then the connection opens a lane in the session's directory (one
 //! compare-and-swap), and from there on each chunk with new ids is one write.
 
-use crate::event_id::{EventId, comes_back_unchanged};
+use crate::event_id::{EventId, comes_back_unchanged, trim};
 use crate::fingerprint::SessionFingerprint;
-use crate::jsonrpc::Calls;
+use crate::jsonrpc::{Calls, SentIds};
 use crate::ledger::record::Record;
 use crate::ledger::table::{Lane, StreamKind};
 use crate::ledger::{Access, Ledger, Opening, Stream};
@@ -34,6 +34,16 @@ pub enum Carries {
     Unknown,
 }
 
+/// An event that answered a call.
+struct Answered {
+    /// The fingerprint of the call's id.
+    call: u64,
+    /// The event id that it has, or else the one before it in the batch.
+    id: Option<EventId>,
+    /// It has that id itself.
+    own: bool,
+}
+
 impl Carries {
     /// Whether this is a stream that the connection carries on.
     pub(crate) fn continues(self, stream: &Stream) -> bool {
@@ -49,8 +59,11 @@ impl Carries {
 #[derive(Default)]
 struct Batch {
     ids: Vec<(EventId, bool)>,
+    answers: Vec<Answered>,
     /// An id that can't come back, or not as it was.
     unreturnable: bool,
+    /// Data that may have been an answer could not be read.
+    unreadable: bool,
     events: bool,
     data: bool,
 }
@@ -63,6 +76,9 @@ pub struct Recorder {
     decoder: Decoder,
     id_limit: usize,
     calls: Calls,
+    /// The ids of these requests as they were sent; `None` for a resumption,
+    /// whose stream has them.
+    sent: Option<SentIds>,
     /// The record isn't written as it is now.
     changed: bool,
     /// The stream's records that others wrote.
@@ -106,7 +122,7 @@ impl Recorder {
         carries: Carries,
         nonce: u64,
         id_limit: usize,
-        calls: Calls,
+        (calls, sent): (Calls, SentIds),
     ) -> Self {
         Recorder {
             session,
@@ -115,6 +131,7 @@ impl Recorder {
             decoder: Decoder::new(id_limit),
             id_limit,
             calls,
+            sent: (carries == Carries::NewStream).then_some(sent),
             changed: false,
             others: Vec::new(),
             candidates: Vec::new(),
@@ -140,12 +157,23 @@ impl Recorder {
     }
 
     /// The requests that the stream answers, once the POST's body has passed.
-    pub fn set_calls(&mut self, calls: Calls) {
+    pub fn set_calls<S: Store>(
+        &mut self,
+        ledger: &Ledger,
+        at: &mut Access<'_, S>,
+        (calls, sent): (Calls, SentIds),
+    ) {
         // An event that has passed by then may have been the answer.
-        if !self.saw_data {
-            self.changed |= calls != self.calls;
-            self.calls = calls;
+        if self.saw_data {
+            return;
         }
+        self.calls = calls;
+        if self.lane.is_some() {
+            ledger.keep_sent(at, self.session, self.nonce, &sent);
+            self.changed = true;
+            self.write_change(ledger, at);
+        }
+        self.sent = Some(sent);
     }
 
     /// Records what these bytes dispatch, before they go on.
@@ -182,31 +210,38 @@ impl Recorder {
     ) -> Batch {
         let mut batch = Batch::default();
         self.decoder.capture(self.calls.awaited());
-        let (calls, changed) = (&mut self.calls, &mut self.changed);
+        let awaited = self.calls.awaited();
         let secret = ledger.secret();
         let id_limit = self.id_limit;
         run(&mut self.decoder, &mut |event| {
             batch.events = true;
             batch.data |= event.data != Data::Empty;
-            if event.data != Data::Empty && calls.awaited() {
-                let before = calls.clone();
-                match event.data {
-                    Data::Captured(data) => calls.answer(secret, data),
+            let id = match event.id {
+                IdField::Unchanged | IdField::Reset => None,
+                IdField::TooLong => {
+                    batch.unreturnable = true;
+                    None
+                }
+                IdField::Set(text) => EventId::new(secret, text).inspect(|id| {
+                    batch.unreturnable |= !comes_back_unchanged(trim(text), id_limit);
+                    batch.ids.push((*id, event.data != Data::Empty));
+                }),
+            };
+            if awaited && event.data != Data::Empty {
+                let answers = match event.data {
+                    Data::Captured(data) => Calls::answered_by(secret, data),
                     // It may have been the answer.
-                    Data::Empty | Data::Passed | Data::TooLong => *calls = Calls::Unknown,
-                }
-                *changed |= *calls != before;
-            }
-            match event.id {
-                IdField::Unchanged | IdField::Reset => {}
-                IdField::TooLong => batch.unreturnable = true,
-                IdField::Set(text) => {
-                    if let Some(id) = EventId::new(secret, text) {
-                        let text = crate::event_id::trim(text);
-                        batch.unreturnable |= !comes_back_unchanged(text, id_limit);
-                        batch.ids.push((id, event.data != Data::Empty));
-                    }
-                }
+                    Data::Empty | Data::Passed | Data::TooLong => None,
+                };
+                let answers = answers.inspect(|calls| {
+                    let before = batch.ids.last().map(|(id, _)| *id);
+                    batch.answers.extend(calls.iter().map(|call| Answered {
+                        call: *call,
+                        id: id.or(before),
+                        own: id.is_some(),
+                    }));
+                });
+                batch.unreadable |= answers.is_none();
             }
         });
         self.saw_event |= batch.events;
@@ -216,6 +251,7 @@ impl Recorder {
     }
 
     fn keep<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: Batch) {
+        let before = self.ordinal_of_last();
         if !batch.ids.is_empty() {
             self.load(ledger, at);
             self.join(ledger, at, &batch);
@@ -225,10 +261,34 @@ impl Recorder {
                 self.keep_new(ledger, at, &batch);
             }
         }
+        self.answer_calls(&batch, before);
         self.write_change(ledger, at);
         if batch.unreturnable {
             ledger.make_incomplete(at, self.session);
         }
+    }
+
+    /// Notes the calls that the batch answers, and where. A client that has
+    /// the id before an answer without one may well have lost the answer.
+    fn answer_calls(&mut self, batch: &Batch, before: u32) {
+        if batch.unreadable {
+            self.calls = Calls::Unknown;
+            self.changed = true;
+        }
+        for answered in &batch.answers {
+            let at = answered.id.as_ref().map_or(before, |id| self.ordinal(id));
+            let at = at.saturating_add(u32::from(!answered.own));
+            self.changed |= self.calls.answer(answered.call, at);
+        }
+    }
+
+    fn ordinal(&self, id: &EventId) -> u32 {
+        let place = |record: &Record| record.find(id).map(|found| record.ordinal(found.behind));
+        self.records().find_map(place).unwrap_or(1)
+    }
+
+    fn ordinal_of_last(&self) -> u32 {
+        self.records().map(|record| record.ordinal(0)).max().unwrap_or(0)
     }
 
     fn keep_new<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: &Batch) {
@@ -357,6 +417,7 @@ impl Recorder {
             carries: self.carries,
             nonce: self.nonce,
             hint: self.hint,
+            sent: self.sent.clone(),
             lost_with: self.lane.take().map(|lane| lane.known_since_ms).or(self.lost_with),
         };
         self.lost_with = opening.lost_with;

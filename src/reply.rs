@@ -6,6 +6,7 @@
 
 use serde::Serialize;
 
+use crate::jsonrpc::SentIds;
 use crate::verdict::{Action, Doubt, Fault, Ruling, Verdict};
 
 /// The header that tells a ruling.
@@ -59,29 +60,40 @@ pub struct Reply {
 impl Reply {
     /// The refusal of a resumption, or of any request of an ended session.
     pub fn refusal(verdict: Verdict, scope: Scope) -> Self {
-        let ruling = Ruling { verdict, action: Action::Rejected };
-        let body = Message {
-            jsonrpc: "2.0",
-            id: (),
-            error: Error {
-                code: scope.code(),
-                message: message(verdict),
-                data: Data {
-                    outcome: verdict.outcome(),
-                    reason: verdict.reason(),
-                    recovery: scope.recovery(),
-                },
-            },
-        };
+        let body = Message { jsonrpc: "2.0", id: (), error: Error::new(verdict, scope, "") };
+        // Strings and integers: there is nothing that can't be written.
+        let body = serde_json::to_vec(&body).unwrap_or_default();
+        Reply::new(
+            scope.status(),
+            "application/json",
+            Ruling { verdict, action: Action::Rejected },
+            body,
+        )
+    }
+
+    /// The settlement of a resumption: in its stream an error for each call
+    /// that waits for it, by its id as the client sent it.
+    pub fn settlement(verdict: Verdict, scope: Scope, calls: &SentIds) -> Self {
+        let error = Error::new(verdict, scope, " The call may have run.");
+        let error = serde_json::to_string(&error).unwrap_or_default();
+        let mut body = Vec::new();
+        for id in calls {
+            body.extend_from_slice(b"event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":");
+            body.extend_from_slice(id);
+            body.extend_from_slice(format!(",\"error\":{error}}}\n\n").as_bytes());
+        }
+        Reply::new(200, "text/event-stream", Ruling { verdict, action: Action::Settled }, body)
+    }
+
+    fn new(status: u16, content_type: &str, ruling: Ruling, body: Vec<u8>) -> Self {
         Reply {
-            status: scope.status(),
+            status,
             headers: vec![
-                ("content-type", "application/json".to_owned()),
+                ("content-type", content_type.to_owned()),
                 ("cache-control", "no-store".to_owned()),
                 (RESUMPTION_HEADER, ruling.to_string()),
             ],
-            // Strings and integers: there is nothing that can't be written.
-            body: serde_json::to_vec(&body).unwrap_or_default(),
+            body,
         }
     }
 }
@@ -96,8 +108,22 @@ struct Message {
 #[derive(Serialize)]
 struct Error {
     code: u16,
-    message: &'static str,
+    message: String,
     data: Data,
+}
+
+impl Error {
+    fn new(verdict: Verdict, scope: Scope, more: &str) -> Self {
+        Error {
+            code: scope.code(),
+            message: format!("{}{more}", message(verdict)),
+            data: Data {
+                outcome: verdict.outcome(),
+                reason: verdict.reason(),
+                recovery: scope.recovery(),
+            },
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -176,6 +202,27 @@ mod tests {
                 r#""data":{"outcome":"inconsistent","reason":"below_floor","recovery":"open_new_stream"}}}"#
             )
         );
+    }
+
+    #[test]
+    fn a_settlement() {
+        let verdict = Verdict::Inconsistent(Fault::AheadOfHead);
+        let ids = vec![b"7".to_vec(), br#""a\u00e9""#.to_vec()];
+        let reply = Reply::settlement(verdict, Scope::Cursor, &ids);
+        assert_eq!(reply.status, 200);
+        assert_eq!(reply.headers[0].1, "text/event-stream");
+        assert_eq!(reply.headers[2].1, "inconsistent;reason=ahead_of_head;action=settled");
+        let body = String::from_utf8(reply.body).unwrap();
+        let events: Vec<&str> = body.split_terminator("\n\n").collect();
+        for (event, id) in events.iter().zip(["7", r#""a\u00e9""#]) {
+            let data = event.strip_prefix("event: message\ndata: ").unwrap();
+            assert!(
+                data.starts_with(&format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":4400,"#))
+            );
+            assert!(data.contains("The call may have run."));
+            serde_json::from_str::<serde_json::Value>(data).unwrap();
+        }
+        assert_eq!(events.len(), 2);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::fmt;
 use crate::config::{self, Config};
 use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
+use crate::jsonrpc::SentIds;
 use crate::ledger::table::StreamKind;
 use crate::ledger::{Access, Finished, History, Ledger, Stream};
 use crate::store::Store;
@@ -145,6 +146,8 @@ pub enum Action {
     Passed,
     /// It is answered with an HTTP error.
     Rejected,
+    /// It is answered with a JSON-RPC error for each call that waits for it.
+    Settled,
 }
 
 impl Action {
@@ -153,6 +156,7 @@ impl Action {
         match self {
             Action::Passed => "passed",
             Action::Rejected => "rejected",
+            Action::Settled => "settled",
         }
     }
 }
@@ -211,13 +215,16 @@ pub enum Cursor {
     TooLong,
 }
 
-/// A verdict, and the stream that the cursor stands on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A verdict, the stream that the cursor stands on, and who waits for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judgement {
     /// The verdict.
     pub verdict: Verdict,
     /// The stream that a resumption from here carries on, if one is known.
     pub stream: Option<(u32, StreamKind)>,
+    /// The JSON-RPC ids of the calls that are pending for the cursor, as they
+    /// were sent, where a fault is to be told to them.
+    pub pending: SentIds,
 }
 
 /// Judges a resumption by what the ledger has. Rule 1, by which the guard is
@@ -229,7 +236,7 @@ pub fn judge<S: Store>(
     resumption: &Resumption,
 ) -> Judgement {
     use Verdict::{Inconsistent, Unverified};
-    let only = |verdict| Judgement { verdict, stream: None };
+    let only = |verdict| Judgement { verdict, stream: None, pending: SentIds::new() };
 
     // Rule 2.
     let cursor = match &resumption.cursor {
@@ -268,10 +275,12 @@ pub fn judge<S: Store>(
         return only(Unverified(Doubt::UnknownSession));
     };
     if !issued.is_empty() {
-        return Judgement {
-            verdict: judge_issued(config, at.now_ms, &issued, &cursor),
-            stream: carried_on(&issued),
+        let verdict = judge_issued(config, at.now_ms, &issued, &cursor);
+        let pending = match verdict {
+            Inconsistent(_) => history.pending_calls(&cursor),
+            Verdict::Continue | Unverified(_) => SentIds::new(),
         };
+        return Judgement { verdict, stream: carried_on(&issued), pending };
     }
     // Rule 13.
     if config.history == config::History::Shared
@@ -286,11 +295,16 @@ pub fn judge<S: Store>(
         return only(Unverified(Doubt::HistoryEvicted));
     }
     // Rules 15 and 16.
-    only(Inconsistent(if records.any(|record| record.is_past_head(&cursor)) {
+    let fault = if records.any(|record| record.is_past_head(&cursor)) {
         Fault::AheadOfHead
     } else {
         Fault::NeverIssued
-    }))
+    };
+    Judgement {
+        verdict: Inconsistent(fault),
+        stream: None,
+        pending: history.pending_calls(&cursor),
+    }
 }
 
 fn streams_with<'a>(history: &'a History, cursor: &EventId) -> Vec<&'a Stream> {

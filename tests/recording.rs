@@ -176,11 +176,11 @@ fn the_body_of_a_request_may_end_after_its_answer_has_begun() {
         let Answer::Passed { mut exchange, .. } = gateway.request(&list) else { panic!() };
         let body = format!(r#"{{"jsonrpc":"2.0","id":{call},"method":"tools/call"}}"#);
         let (head, tail) = body.split_at(10);
-        assert!(exchange.request_body(&gateway.guard, head.as_bytes(), false));
+        assert!(gateway.with(|guard, at| exchange.request_body(guard, at, head.as_bytes(), false)));
         let sse = [(":status", "200"), ("content-type", "text/event-stream; charset=utf-8")];
         let mut running = gateway.respond(exchange, &sse);
         gateway.priming(&mut running, "x");
-        running.request_body(&gateway.guard, tail.as_bytes(), true);
+        gateway.late_body(&mut running, tail.as_bytes(), true);
         gateway.events(&mut running, &[&format!("y{call}-x")]);
     }
     assert!(gateway.verdict("a", "x").contains("ambiguous_cursor"));

@@ -4,7 +4,8 @@ mod support;
 
 use support::{Answer, Gateway};
 
-const EXCLUSIVE: &str = r#"{"history":"exclusive"}"#;
+/// What becomes of a pending call is tested in `settling.rs`.
+const EXCLUSIVE: &str = r#"{"history":"exclusive","reject":{"pending_calls":"status"}}"#;
 const UUID_A: &str = "550e8400-e29b-41d4-a716-446655440000";
 const UUID_B: &str = "6fa459ea-ee8a-3ca4-894e-db77e160355e";
 const STREAM_A: &str = "7ZKQ3M5VXN2LB4YTRW6CJHDPAE";
@@ -242,7 +243,7 @@ fn rule_10_something_is_owed_and_too_old() {
 #[test]
 fn rule_10_a_finished_stream_has_a_time_of_its_own() {
     let config =
-        r#"{"history":"exclusive","retention":{"seconds":1000,"finished_stream_seconds":10}}"#;
+        r#"{"history":"exclusive","retention":{"seconds":1000,"finished_stream_seconds":10},"reject":{"pending_calls":"status"}}"#;
     let mut gateway = gateway(config);
     let mut stream = gateway.call("a", 1);
     gateway.priming(&mut stream, "x");

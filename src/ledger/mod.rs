@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use crate::config::State;
 use crate::event_id::EventId;
 use crate::fingerprint::{Role, Secret, SessionFingerprint};
-use crate::jsonrpc::Calls;
+use crate::jsonrpc::{Call, Calls, SentIds};
 use crate::recorder::Carries;
 use crate::store::{ABSENT, GaveUp, MAX_TRIES, Store, update};
 use crate::telemetry::Tally;
@@ -125,8 +125,8 @@ impl Stream {
             StreamKind::Post if self.records.len() < self.lanes.len() => Finished::Unknown,
             StreamKind::Post => match self.calls() {
                 Calls::Unknown => Finished::Unknown,
-                Calls::Pending(pending) if pending.is_empty() => Finished::Yes,
-                Calls::Pending(_) => Finished::No,
+                calls if calls.all_answered() => Finished::Yes,
+                Calls::Known(_) => Finished::No,
             },
         }
     }
@@ -135,6 +135,26 @@ impl Stream {
     pub fn calls(&self) -> Calls {
         let calls = self.records.iter().map(|record| record.calls.clone());
         calls.reduce(|awaited, calls| awaited.and(&calls)).unwrap_or_default()
+    }
+
+    /// The place of a cursor, counted in event ids; `None` if it isn't here.
+    fn ordinal(&self, id: &EventId) -> Option<u32> {
+        self.records.iter().find_map(|r| r.find(id).map(|found| r.ordinal(found.behind)))
+    }
+
+    /// Which of its calls are pending for a cursor, by their place in the
+    /// POST: those whose answer doesn't stand at or before it. A cursor that
+    /// was never issued stands behind what was.
+    pub fn pending(&self, cursor: &EventId) -> Vec<usize> {
+        let at = self.ordinal(cursor).unwrap_or(u32::MAX);
+        let Calls::Known(calls) = self.calls() else { return Vec::new() };
+        let is_pending = |call: &Call| call.answered_at == 0 || call.answered_at > at;
+        calls.iter().enumerate().filter(|(_, call)| is_pending(call)).map(|(n, _)| n).collect()
+    }
+
+    /// Whether a cursor stands on the stream, or is of its sequence.
+    pub fn may_hold(&self, cursor: &EventId) -> bool {
+        self.records.iter().any(|r| r.find(cursor).is_some() || r.shares_sequence(cursor))
     }
 
     /// When its newest id was recorded.
@@ -161,6 +181,8 @@ pub(crate) struct Opening {
     pub nonce: u64,
     /// Tells streams that begin with the same id.
     pub hint: u32,
+    /// The requests that the stream answers, if they are its own.
+    pub sent: Option<SentIds>,
     /// It had a lane and lost it, of a session that was known since then.
     pub lost_with: Option<u64>,
 }
@@ -191,6 +213,17 @@ pub(crate) struct Opened {
     pub taken_over: Option<Record>,
     /// The stream with its other records.
     pub stream: Option<Stream>,
+}
+
+impl History {
+    /// The ids of the calls that wait for what follows a cursor, where that
+    /// stands on, or belongs to the sequence of, one POST's stream alone.
+    pub fn pending_calls(&self, cursor: &EventId) -> SentIds {
+        let mut streams = self.streams.iter().filter(|stream| stream.may_hold(cursor));
+        let (Some(stream), None) = (streams.next(), streams.next()) else { return Vec::new() };
+        let Some(sent) = self.session.sent(stream.number) else { return Vec::new() };
+        stream.pending(cursor).into_iter().filter_map(|call| sent.get(call).cloned()).collect()
+    }
 }
 
 /// What becomes of a session that isn't in the table.
@@ -335,6 +368,9 @@ impl Ledger {
                 } else {
                     lane.number = session.make_room(&self.shape, number, tally);
                     session.lanes.push(lane.clone());
+                    if let Some(sent) = &opening.sent {
+                        session.keep_sent(number, sent);
+                    }
                 }
                 let alike = session
                     .lanes
@@ -576,6 +612,39 @@ impl Ledger {
             (!std::mem::replace(&mut session.ended, true), ())
         });
         matches!(ended, Ok(Some(())))
+    }
+
+    /// The calls that are pending for a cursor are about to be settled.
+    /// Whether that is to be done: they are settled once.
+    pub fn settle<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        cursor: &EventId,
+    ) -> bool {
+        let settled = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
+            let is_first = session.settle(cursor.whole);
+            (is_first, is_first)
+        });
+        settled == Ok(Some(true))
+    }
+
+    /// A stream answers these requests.
+    pub(crate) fn keep_sent<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        nonce: u64,
+        ids: &SentIds,
+    ) {
+        // Given up, the calls are not settled.
+        let _ = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
+            let stream = session.lanes.iter().find(|l| l.nonce == nonce).map(|lane| lane.stream);
+            if let Some(stream) = stream {
+                session.keep_sent(stream, ids);
+            }
+            (stream.is_some(), ())
+        });
     }
 
     /// Something of the session may have been issued that the guard didn't

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use crate::codec::{Reader, Writer};
 use crate::event_id::{EventId, READINGS};
-use crate::jsonrpc::{Calls, MAX_CALLS};
+use crate::jsonrpc::{Call, Calls, MAX_CALLS};
 
 const VERSION: u8 = 1;
 
@@ -142,7 +142,7 @@ impl Record {
     pub const fn max_bytes(ids_per_stream: u16) -> usize {
         const FLAGS: usize = 1 + 1;
         const COUNTS: usize = 4 * 8;
-        const CALLS: usize = 1 + MAX_CALLS * 8;
+        const CALLS: usize = 1 + MAX_CALLS * (8 + 4);
         const TAILS: usize = READINGS * (1 + 3 * 8);
         (FLAGS + COUNTS + CALLS + TAILS).saturating_add(Self::window_bytes(ids_per_stream))
     }
@@ -175,6 +175,19 @@ impl Record {
         None
     }
 
+    /// The place in the stream of an id behind which there are so many here.
+    pub fn ordinal(&self, behind: u64) -> u32 {
+        let ordinal = self.count_before.saturating_add(self.count).saturating_sub(behind);
+        u32::try_from(ordinal).unwrap_or(u32::MAX)
+    }
+
+    /// Whether the newest id is of a sequence of this id's.
+    pub fn shares_sequence(&self, id: &EventId) -> bool {
+        self.tails.iter().zip(&id.places).any(|readings| {
+            matches!(readings, (Some(tail), Some(place)) if tail.sequence == place.sequence)
+        })
+    }
+
     /// The ids with data that it holds.
     pub fn owed(&self) -> u64 {
         self.window.iter().map(|element| element.owed(element.len())).fold(0, u64::saturating_add)
@@ -199,10 +212,7 @@ impl Record {
     /// Whether this id, which the window doesn't have, is one that has left it:
     /// all ids were of one rising sequence, and it is below the head.
     pub fn is_surely_old(&self, id: &EventId) -> bool {
-        let same_sequence = self.tails.iter().zip(&id.places).any(|readings| {
-            matches!(readings, (Some(tail), Some(place)) if tail.sequence == place.sequence)
-        });
-        self.evicted && self.rising && same_sequence && !self.is_past_head(id)
+        self.evicted && self.rising && self.shares_sequence(id) && !self.is_past_head(id)
     }
 
     /// The fingerprint of the sequence that grows here, once its ids are a
@@ -308,11 +318,14 @@ impl Record {
             | (u8::from(self.unordered) << 1)
             | (u8::from(self.rising) << 2)
             | (u8::from(matches!(self.calls, Calls::Unknown)) << 3));
-        let pending = match &self.calls {
+        let calls = match &self.calls {
             Calls::Unknown => &[][..],
-            Calls::Pending(pending) => pending,
+            Calls::Known(calls) => calls,
         };
-        writer.list(pending, |w, id| w.u64(*id));
+        writer.list(calls, |w, call| {
+            w.u64(call.id);
+            w.u32(call.answered_at);
+        });
         for tail in &self.tails {
             writer.u8(tail.map_or(0, |tail| tail.run.max(1)));
             if let Some(tail) = tail {
@@ -353,9 +366,10 @@ impl Record {
         record.evicted = flags & 1 != 0;
         record.unordered = flags & 2 != 0;
         record.rising = flags & 4 != 0;
-        let pending = reader.list(Reader::u64)?;
+        let calls =
+            reader.list(|reader| Some(Call { id: reader.u64()?, answered_at: reader.u32()? }))?;
         if flags & 8 == 0 {
-            record.calls = Calls::Pending(pending);
+            record.calls = Calls::Known(calls);
         }
         for tail in &mut record.tails {
             let run = reader.u8()?;

@@ -12,6 +12,7 @@ use std::fmt;
 use crate::codec::{Reader, Writer};
 use crate::config::State;
 use crate::fingerprint::SessionFingerprint;
+use crate::jsonrpc::SentIds;
 use crate::telemetry::Tally;
 
 const VERSION: u8 = 1;
@@ -35,6 +36,13 @@ const REMEMBERED_EVICTIONS: usize = 32;
 
 /// Sessions that are remembered to have been sent the same ids.
 const MAX_KIN: usize = 4;
+
+/// Bytes of the JSON-RPC ids that are kept of a session's streams, lengths and
+/// stream numbers included. One stream with the most and longest ids fits.
+const MAX_SENT_BYTES: usize = 1024;
+
+/// Cursors of a session that are remembered to have been settled.
+const MAX_SETTLED: usize = 8;
 
 /// The table's bounds, the same for all that share a `vm_id`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +88,10 @@ impl Shape {
     /// The most bytes of an encoded set.
     pub fn max_set_bytes(&self) -> u64 {
         const LANE: u64 = 1 + 4 + 1 + 8 + 8 + 4;
-        const SESSION: u64 = 1 + 16 + 1 + 8 + 8 + 4 + 1 + MAX_KIN as u64 * 8 + 1;
+        const KIN: u64 = 1 + MAX_KIN as u64 * 8;
+        const SETTLED: u64 = 1 + MAX_SETTLED as u64 * 8;
+        const SENT: u64 = 1 + MAX_SENT_BYTES as u64;
+        const SESSION: u64 = 1 + 16 + 1 + 8 + 8 + 4 + KIN + SETTLED + SENT + 1;
         const SET: u64 = 1 + 1 + REMEMBERED_EVICTIONS as u64 * 4 + 1;
         let session = SESSION.saturating_add(LANE.saturating_mul(self.lanes().into()));
         SET.saturating_add(session.saturating_mul(self.ways.into()))
@@ -166,6 +177,10 @@ pub struct Session {
     pub next_stream: u32,
     /// Its records, in the order in which they were begun.
     pub lanes: Vec<Lane>,
+    /// The ids of the requests that its streams answer, as they were sent.
+    pub sent: Vec<(u32, SentIds)>,
+    /// Cursors whose pending calls were settled.
+    pub settled: Vec<u64>,
 }
 
 impl Session {
@@ -191,6 +206,39 @@ impl Session {
                 true
             }
         }
+    }
+
+    /// Keeps the ids of the requests that a stream answers; those of streams
+    /// that are gone go, and where there is no room those of the oldest.
+    pub fn keep_sent(&mut self, stream: u32, ids: &SentIds) {
+        let lanes = &self.lanes;
+        self.sent.retain(|(of, _)| *of != stream && lanes.iter().any(|lane| lane.stream == *of));
+        if ids.is_empty() {
+            return;
+        }
+        self.sent.push((stream, ids.clone()));
+        while self.sent.iter().map(|(_, ids)| sent_bytes(ids)).fold(0, usize::saturating_add)
+            > MAX_SENT_BYTES
+        {
+            self.sent.remove(0);
+        }
+    }
+
+    /// The ids of the requests that a stream answers, if they are kept.
+    pub fn sent(&self, stream: u32) -> Option<&SentIds> {
+        self.sent.iter().find(|(of, _)| *of == stream).map(|(_, ids)| ids)
+    }
+
+    /// Notes that a cursor's pending calls are settled. Whether they weren't.
+    pub fn settle(&mut self, cursor: u64) -> bool {
+        if self.settled.contains(&cursor) {
+            return false;
+        }
+        if self.settled.len() >= MAX_SETTLED {
+            self.settled.remove(0);
+        }
+        self.settled.push(cursor);
+        true
     }
 
     /// A new stream's number.
@@ -310,6 +358,10 @@ impl Set {
                         hint: reader.u32()?,
                     })
                 })?,
+                sent: reader.list(|reader| {
+                    Some((reader.u32()?, reader.list(|reader| reader.list(Reader::u8))?))
+                })?,
+                settled: reader.list(Reader::u64)?,
             })
         })?;
         Some(Set { evictions, sessions })
@@ -344,6 +396,11 @@ impl Set {
                 w.u64(lane.previous);
                 w.u32(lane.hint);
             });
+            w.list(&session.sent, |w, (stream, ids)| {
+                w.u32(*stream);
+                w.list(ids, |w, id| w.list(id, |w, byte| w.u8(*byte)));
+            });
+            w.list(&session.settled, |w, cursor| w.u64(*cursor));
         });
         writer.finish()
     }
@@ -392,6 +449,8 @@ impl Set {
             kin: Vec::new(),
             next_stream: 0,
             lanes: Vec::new(),
+            sent: Vec::new(),
+            settled: Vec::new(),
         });
         self.sessions.last_mut()
     }
@@ -428,6 +487,12 @@ impl Set {
         self.evictions.push(remembered(evicted.fingerprint));
         Some(evicted.way)
     }
+}
+
+/// Bytes of one stream's ids in an encoded set.
+fn sent_bytes(ids: &SentIds) -> usize {
+    const HEADER: usize = 4 + 1;
+    ids.iter().map(|id| id.len().saturating_add(1)).fold(HEADER, usize::saturating_add)
 }
 
 fn remembered(fingerprint: SessionFingerprint) -> u32 {

@@ -36,12 +36,6 @@ pub struct Running {
     pub step: ResponseStep,
 }
 
-impl Running {
-    pub fn request_body(&mut self, guard: &Guard, bytes: &[u8], end: bool) {
-        self.exchange.request_body(guard, bytes, end);
-    }
-}
-
 /// What a request led to.
 pub enum Answer {
     /// The guard's own reply.
@@ -149,7 +143,7 @@ impl<S: Store> Gateway<S> {
     pub fn post(&mut self, session: &str, body: &str) -> Running {
         let mut exchange =
             self.pass(&[(":method", "POST"), (":path", "/mcp"), ("mcp-session-id", session)]);
-        exchange.request_body(&self.guard, body.as_bytes(), true);
+        self.with(|guard, at| exchange.request_body(guard, at, body.as_bytes(), true));
         self.respond(exchange, &[(":status", "200"), ("content-type", "text/event-stream")])
     }
 
@@ -200,6 +194,11 @@ impl<S: Store> Gateway<S> {
         let exchange =
             self.pass(&[(":method", "DELETE"), (":path", "/mcp"), ("mcp-session-id", session)]);
         self.respond(exchange, &[(":status", status)]);
+    }
+
+    /// Some of a POST's body comes after its answer has begun.
+    pub fn late_body(&mut self, running: &mut Running, bytes: &[u8], end: bool) {
+        self.with(|guard, at| running.exchange.request_body(guard, at, bytes, end));
     }
 
     pub fn send(&mut self, running: &mut Running, text: &str) {
