@@ -1,6 +1,8 @@
 //! Settling: a refused resumption of a POST's stream ends the calls that wait
 //! for it, each with its id exactly as the client sent it.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
 mod support;
 
 use support::{Answer, Gateway};
