@@ -112,8 +112,7 @@ pub enum ReasonPolicy {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Reject {
-    /// What the calls that wait for the stream's answer get. Not acted on in
-    /// this version, which always answers with the status.
+    /// What the calls that wait for the stream's answer get.
     pub pending_calls: PendingCalls,
 }
 
