@@ -14,6 +14,7 @@ use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{Action, BufferType, Bytes, ContextType, MapType, MetricType};
 
+use crate::budget::Budget;
 use crate::config::{Config, History};
 use crate::exchange::{Exchange, Guard, RequestStep};
 use crate::fingerprint::Secret;
@@ -26,6 +27,9 @@ use crate::verdict::{Ruling, Verdict};
 
 /// A body is read in pieces, so that a large chunk doesn't grow the VM.
 const PIECE: usize = 64 * 1024;
+
+/// What the bodies of a worker's POSTs hold together, at the most.
+const BODY_BUDGET: usize = 64 * 1024 * 1024;
 
 /// The filter state's name behind Envoy's prefix `wasm.`.
 const FILTER_STATE: &str = "mcp_resumption";
@@ -159,7 +163,7 @@ impl RootContext for Root {
             count(name, 0);
         }
         self.worker = Some(Rc::new(Worker {
-            guard: Guard { config, ledger },
+            guard: Guard { config, ledger, body_budget: Budget::new(BODY_BUDGET) },
             log_limit: RefCell::default(),
             nonce_base: u64::from_le_bytes(random()),
             nonces: Cell::new(0),
@@ -209,7 +213,9 @@ impl Stream {
     fn rule(&self, step: &RequestStep) {
         if let Some(ruling) = &step.ruling {
             self.show(ruling);
-            count(&resumptions_metric(ruling), 1);
+            if step.is_resumption {
+                count(&resumptions_metric(ruling), 1);
+            }
         }
         let Some(line) = &step.log else { return };
         let permit = self.worker.log_limit.borrow_mut().ask(now_ms());
@@ -277,6 +283,7 @@ impl HttpContext for Stream {
     }
 
     fn on_http_request_trailers(&mut self, _: usize) -> Action {
+        self.set_http_request_trailer(RESUMPTION_HEADER, None);
         self.see_request_body(0, true);
         Action::Continue
     }
@@ -289,7 +296,9 @@ impl HttpContext for Stream {
         let fields = header_fields(MapType::HttpResponseHeaders);
         let worker = &self.worker;
         let step = worker.with(|guard, access| {
-            exchange.response(guard, access, &fields, from_upstream, || worker.next_random())
+            exchange.response(guard, access, &fields, end_of_stream, from_upstream, || {
+                worker.next_random()
+            })
         });
         self.response_body = step.body && !end_of_stream;
         match &step.attest {
@@ -329,6 +338,7 @@ impl HttpContext for Stream {
     }
 
     fn on_http_response_trailers(&mut self, _: usize) -> Action {
+        self.set_http_response_trailer(RESUMPTION_HEADER, None);
         if let Some(exchange) = self.exchange.as_mut().filter(|_| self.response_body) {
             self.worker.with(|guard, access| exchange.response_end(guard, access));
         }

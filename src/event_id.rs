@@ -54,16 +54,24 @@ impl EventId {
         Some(EventId {
             whole,
             places: [trailing, leading],
-            distinctive: is_distinctive(text),
+            distinctive: is_distinctive(text, prefix, suffix),
             distinctive_sequence: [
-                trailing.is_some() && is_distinctive(prefix),
-                leading.is_some() && is_distinctive(suffix),
+                trailing.is_some() && random_bits(prefix) >= SEQUENCE_BITS,
+                leading.is_some() && random_bits(suffix) >= SEQUENCE_BITS,
             ],
         })
     }
 
-    /// The fingerprints under which another session may be known for this id:
-    /// itself, and the sequences that it can stand in.
+    /// The fingerprint under which the index keeps it: of its sequence, where
+    /// that is distinctive, or else its own, if that is.
+    pub fn index_key(&self) -> Option<u64> {
+        let in_sequence = self.places.iter().zip(self.distinctive_sequence);
+        let sequence = in_sequence.filter_map(|(place, distinctive)| place.filter(|_| distinctive));
+        let sequence = sequence.map(|place| place.sequence).next();
+        sequence.or(self.distinctive.then_some(self.whole))
+    }
+
+    /// The fingerprints under which another session may be known for this id.
     pub fn distinctive_keys(&self) -> impl Iterator<Item = u64> + '_ {
         let whole = self.distinctive.then_some(self.whole);
         let sequences = self
@@ -114,21 +122,44 @@ fn canonical_index(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Bits of randomness that make a text distinctive.
-const DISTINCTIVE_BITS: f32 = 60.0;
+/// Bits of randomness that make a whole id distinctive.
+const ID_BITS: f32 = 55.0;
 
-/// What a decimal run the length of a timestamp adds.
+/// The same for what stands around an index. More is asked here, for it may
+/// name the server's instance (a pod, a build) and be the same in all sessions,
+/// each of which counts on its own.
+const SEQUENCE_BITS: f32 = 100.0;
+
+/// What a timestamp adds.
 const TIMESTAMP_BITS: f32 = 20.0;
 
-/// Whether a text looks so random that two sessions don't share it by chance.
+/// Whether an id looks so random that two sessions don't share it by chance.
 ///
-/// Words and numbers count for nothing (every session has `event-12`). A run
-/// of letters and digits that are mixed counts for what its alphabet allows: 4
-/// bits a character for hexadecimal, 5.17 in one case, 5.95 in two. A decimal
-/// run as long as a timestamp in milliseconds or finer adds 20. 60 bits are
-/// distinctive: a UUID has 128, Go's stream id 130, the TypeScript SDK's
-/// example store 61 for `_GET_stream_<ms>_<8 random>`.
-fn is_distinctive(text: &[u8]) -> bool {
+/// Words and numbers count for nothing (every session has `event-12`), and so
+/// does a character that repeats the one before. A run of letters and digits
+/// that are mixed counts for what its alphabet allows: 4 bits a character for
+/// hexadecimal, 5.17 in one case, 5.95 in two. A timestamp adds 20. An id needs
+/// 55 bits: a UUID has about 120, the TypeScript SDK's example store 61 for
+/// `_GET_stream_<ms>_<8 random>`. An index that is set off is an index,
+/// whatever stands around it: then that needs 100 bits, as Go's stream id has.
+fn is_distinctive(text: &[u8], prefix: &[u8], suffix: &[u8]) -> bool {
+    let is_set_off = |byte: Option<&u8>| byte.is_some_and(|byte| !byte.is_ascii_alphanumeric());
+    let index_behind = prefix.len() < text.len()
+        && is_set_off(prefix.last())
+        && !text.last_chunk::<UUID_LEN>().is_some_and(|end| is_uuid(end));
+    let index_before = suffix.len() < text.len()
+        && is_set_off(suffix.first())
+        && !text.first_chunk::<UUID_LEN>().is_some_and(|start| is_uuid(start));
+    match (index_behind, index_before) {
+        (false, false) => random_bits(text) >= ID_BITS,
+        (true, false) => random_bits(prefix) >= SEQUENCE_BITS,
+        (false, true) => random_bits(suffix) >= SEQUENCE_BITS,
+        (true, true) => random_bits(text) >= SEQUENCE_BITS,
+    }
+}
+
+/// An estimate of the randomness of a text.
+fn random_bits(text: &[u8]) -> f32 {
     let mut bits = 0.0;
     let mut run = Run::default();
     // A UUID's hyphens don't end its run: the groups are too short by
@@ -140,22 +171,25 @@ fn is_distinctive(text: &[u8]) -> bool {
             bits += run.take_bits();
         }
     }
-    bits += run.take_bits();
-    bits >= DISTINCTIVE_BITS
+    bits + run.take_bits()
+}
+
+const UUID_LEN: usize = 36;
+const UUID_HYPHENS: [usize; 4] = [8, 13, 18, 23];
+
+fn is_uuid(text: &[u8]) -> bool {
+    text.len() == UUID_LEN
+        && text.iter().enumerate().all(|(place, byte)| {
+            if UUID_HYPHENS.contains(&place) { *byte == b'-' } else { byte.is_ascii_hexdigit() }
+        })
 }
 
 /// Whether the hyphen at this place is one of the four of a UUID.
 fn is_uuid_hyphen(text: &[u8], at: usize) -> bool {
-    const HYPHENS: [usize; 4] = [8, 13, 18, 23];
-    const LEN: usize = 36;
-    HYPHENS.iter().any(|offset| {
+    UUID_HYPHENS.iter().any(|offset| {
         at.checked_sub(*offset)
-            .and_then(|start| text.get(start..start.checked_add(LEN)?))
-            .is_some_and(|candidate| {
-                candidate.iter().enumerate().all(|(place, byte)| {
-                    if HYPHENS.contains(&place) { *byte == b'-' } else { byte.is_ascii_hexdigit() }
-                })
-            })
+            .and_then(|start| text.get(start..start.checked_add(UUID_LEN)?))
+            .is_some_and(is_uuid)
     })
 }
 
@@ -168,7 +202,9 @@ struct Run {
     beyond_hex: bool,
     /// How often a letter follows a digit, or a digit a letter.
     changes: u16,
-    last_was_digit: Option<bool>,
+    /// How often a character is the one before.
+    repeats: u16,
+    last: Option<u8>,
 }
 
 impl Run {
@@ -183,16 +219,19 @@ impl Run {
         };
         *count = count.saturating_add(1);
         self.beyond_hex |= !byte.is_ascii_hexdigit();
-        if self.last_was_digit.is_some_and(|last| last != digit) {
+        if self.last.is_some_and(|last| last.is_ascii_digit() != digit) {
             self.changes = self.changes.saturating_add(1);
         }
-        self.last_was_digit = Some(digit);
+        if self.last == Some(byte) {
+            self.repeats = self.repeats.saturating_add(1);
+        }
+        self.last = Some(byte);
     }
 
     fn take_bits(&mut self) -> f32 {
         let run = std::mem::take(self);
         let letters = run.upper.saturating_add(run.lower);
-        let len = f32::from(letters.saturating_add(run.digits));
+        let len = f32::from(letters.saturating_add(run.digits).saturating_sub(run.repeats));
         if letters == 0 {
             let timestamp = (13..=19).contains(&run.digits);
             return if timestamp { TIMESTAMP_BITS } else { 0.0 };
@@ -200,6 +239,10 @@ impl Run {
         // `sha256`, `event12`, `v2`: words with a number, not random.
         if run.changes < 2 {
             return 0.0;
+        }
+        // `20251125T101530Z`: random text has more letters.
+        if letters.saturating_mul(6) < run.digits {
+            return if run.digits >= 12 { TIMESTAMP_BITS } else { 0.0 };
         }
         let two_cases = run.upper > 0 && run.lower > 0;
         let bits_a_character = match (run.beyond_hex, two_cases) {
@@ -253,7 +296,10 @@ mod tests {
     fn distinctive_ids() {
         for text in [
             "550e8400-e29b-41d4-a716-446655440000",
+            "12345678-e29b-4fd4-a7c6-446655440000",
             "550e8400e29b41d4a716446655440000",
+            "7ZKQ3M5VXN2LB4YTRW6CJHDPAE_3",
+            "MmY0YzNkN2E5YjFlOGY2Yw==:c3RyZWFtLTdmM2E5YzFlNWIyZA==:17",
             "7ZKQ3M5VXN2LB4YTRW6CJHDPAE",
             "01ARZ3NDEKTSV4RRFFQ69G5FAV",
             "_GET_stream_1764444444444_k3j5h2g1",
@@ -281,6 +327,13 @@ mod tests {
             "abc123-def456",
             "_GET_stream",
             "standalone-notifications-of-the-server",
+            "00000000000000a1",
+            "0x0000000000000001",
+            "20251125T101530Z-0",
+            "mcp-server-7d9f8b6c5d-x7k2p/12",
+            "v1.2.3-5f2a9c1d4e6b-g2k4j6:1",
+            "i-0abc123def4567890:1",
+            "17/mcp-server-7d9f8b6c5d-x7k2p",
         ] {
             assert!(!id(text).distinctive, "{text}");
         }

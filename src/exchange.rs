@@ -9,15 +9,19 @@
 
 use std::fmt;
 
+use crate::budget::{Budget, Held};
 use crate::config::{Config, Escalation, Mode, OnUnverified, PendingCalls, ReasonPolicy};
+use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::{Calls, SentIds};
 use crate::ledger::{Access, Ledger};
 use crate::recorder::{Carries, Recorder};
 use crate::reply::{RESUMPTION_HEADER, Reply, Scope};
-use crate::request::{self, Field, Method, Request, is_event_stream};
+use crate::request::{self, Field, Method, Request, is_event_stream, is_json};
 use crate::store::Store;
-use crate::verdict::{self, Action, Cursor, Fault, Judgement, Resumption, Ruling, Single, Verdict};
+use crate::verdict::{
+    self, Action, CarriedOn, Cursor, Fault, Judgement, Resumption, Ruling, Single, Verdict,
+};
 
 /// What is the same for all exchanges of a configuration.
 #[derive(Debug)]
@@ -26,6 +30,8 @@ pub struct Guard {
     pub config: Config,
     /// Where it is kept.
     pub ledger: Ledger,
+    /// What the bodies of all POSTs that are under way may hold together.
+    pub body_budget: Budget,
 }
 
 /// What is to be done with a request.
@@ -35,8 +41,10 @@ pub struct RequestStep {
     pub remove: Vec<&'static str>,
     /// To be sent instead of passing the request on.
     pub reply: Option<Reply>,
-    /// The ruling on a resumption, for the filter state and the metrics.
+    /// The ruling, for the filter state.
     pub ruling: Option<Ruling>,
+    /// It is one on a resumption, and counts as such.
+    pub is_resumption: bool,
     /// The line to log about it.
     pub log: Option<LogLine>,
     /// Whether the body is to be shown to [`Exchange::request_body`].
@@ -77,22 +85,27 @@ impl fmt::Display for LogLine {
 /// The JSON-RPC body of a POST, as far as it has come.
 #[derive(Debug)]
 enum Body {
+    /// Not read, or too large.
     Unread,
-    Coming(Vec<u8>),
-    Whole(Vec<u8>),
-    TooLarge,
+    Coming(Vec<u8>, Held),
+    /// All of it has come, and these are its requests.
+    Whole(Calls, SentIds),
 }
 
 /// An exchange.
 pub struct Exchange {
     method: Method,
     session: Single<SessionFingerprint>,
+    /// All sessions that the request names, where they differ.
+    named: Vec<SessionFingerprint>,
     /// The guard looks at nothing but its own header.
     inert: bool,
     /// The guard has answered itself.
     replied: bool,
     ruling: Option<Ruling>,
     carries: Carries,
+    /// Where a resumption carries on, if that is known.
+    resumed: Option<(EventId, CarriedOn)>,
     body: Body,
     recorder: Option<Recorder>,
 }
@@ -112,10 +125,12 @@ impl Exchange {
         let mut exchange = Exchange {
             method: request.method,
             session: request.session.clone(),
+            named: request.named.clone(),
             inert: true,
             replied: false,
             ruling: None,
             carries: Carries::NewStream,
+            resumed: None,
             body: Body::Unread,
             recorder: None,
         };
@@ -134,7 +149,7 @@ impl Exchange {
         if request.is_resumption() {
             exchange.resume(guard, at, &request, &mut step);
         } else if known.is_some_and(|session| session.ended) && request.method != Method::Delete {
-            step.reply = refuse_ended(guard);
+            refuse_ended(guard, &mut step);
         }
         exchange.replied = step.reply.is_some();
         if exchange.replied {
@@ -148,7 +163,7 @@ impl Exchange {
             exchange.carries = Carries::Standalone;
         }
         if request.method == Method::Post {
-            exchange.body = Body::Coming(Vec::new());
+            exchange.body = Body::Coming(Vec::new(), guard.body_budget.hold());
             step.body = true;
         }
         (exchange, step)
@@ -166,7 +181,10 @@ impl Exchange {
         let Judgement { verdict, stream, pending } =
             verdict::judge(&guard.config, &guard.ledger, at, &resumption);
         self.carries =
-            stream.map_or(Carries::Unknown, |(number, kind)| Carries::Known(number, kind));
+            stream.map_or(Carries::Unknown, |stream| Carries::Known(stream.number, stream.kind));
+        if let (Some(stream), Single::One(Cursor::Id(cursor))) = (stream, &request.cursor) {
+            self.resumed = Some((*cursor, stream));
+        }
         let refused = self.scope_of_refusal(guard, at, verdict);
         let action = match refused {
             None => Action::Passed,
@@ -176,6 +194,7 @@ impl Exchange {
         let ruling = Ruling { verdict, action };
         self.ruling = Some(ruling);
         step.ruling = self.ruling;
+        step.is_resumption = true;
         step.reply = refused.map(|scope| match action {
             Action::Settled => Reply::settlement(verdict, scope, &pending),
             Action::Passed | Action::Rejected => Reply::refusal(verdict, scope),
@@ -248,34 +267,36 @@ impl Exchange {
         end: bool,
     ) -> bool {
         let limit = usize::try_from(guard.config.limits.request_body_bytes).unwrap_or(usize::MAX);
-        let Body::Coming(body) = &mut self.body else { return false };
-        if body.len().saturating_add(bytes.len()) > limit {
-            self.body = Body::TooLarge;
+        let Body::Coming(body, held) = &mut self.body else { return false };
+        let len = body.len().saturating_add(bytes.len());
+        if len > limit || !held.grow_to(len) {
+            self.body = Body::Unread;
             return false;
         }
         body.extend_from_slice(bytes);
         if !end {
             return true;
         }
-        self.body = Body::Whole(std::mem::take(body));
-        if self.recorder.is_some() {
-            let calls = self.calls(guard);
-            if let Some(recorder) = &mut self.recorder {
-                recorder.set_calls(&guard.ledger, at, calls);
+        let (calls, sent) = Calls::of_request(guard.ledger.secret(), body);
+        match &mut self.recorder {
+            Some(recorder) => {
+                recorder.set_calls(&guard.ledger, at, (calls, sent));
+                self.body = Body::Unread;
             }
+            None => self.body = Body::Whole(calls, sent),
         }
         false
     }
 
-    /// The requests that the answer to this POST has to answer.
-    fn calls(&mut self, guard: &Guard) -> (Calls, SentIds) {
-        match &self.body {
-            Body::Whole(body) => {
-                let calls = Calls::of_request(guard.ledger.secret(), body);
-                self.body = Body::Unread;
-                calls
+    /// The requests that the answer to this POST has to answer, as far as they
+    /// are known by now.
+    fn take_calls(&mut self) -> (Calls, SentIds) {
+        match std::mem::replace(&mut self.body, Body::Unread) {
+            Body::Whole(calls, sent) => (calls, sent),
+            coming => {
+                self.body = coming;
+                Default::default()
             }
-            Body::Unread | Body::Coming(_) | Body::TooLarge => Default::default(),
         }
     }
 
@@ -286,12 +307,13 @@ impl Exchange {
 
     /// The header fields of a response have come. `from_upstream` tells whether
     /// it is the upstream's own; it is asked only where that matters. `random`
-    /// gives a number that no other exchange gets.
+    /// gives a number that no other exchange gets. `end`: no body follows.
     pub fn response<S: Store>(
         &mut self,
         guard: &Guard,
         at: &mut Access<'_, S>,
         fields: &[Field],
+        end: bool,
         from_upstream: impl FnOnce() -> bool,
         random: impl FnOnce() -> u64,
     ) -> ResponseStep {
@@ -307,30 +329,63 @@ impl Exchange {
         if !success || self.method == Method::Other || !from_upstream() {
             return step;
         }
-        let issued = request::session(guard.ledger.secret(), fields);
+        let secret = guard.ledger.secret();
+        let issued = request::session(secret, fields);
         self.follow_session(guard, at, &issued);
-        if self.method == Method::Delete || !value("content-type").is_some_and(is_event_stream) {
+        if self.method == Method::Delete {
+            return step;
+        }
+        let content_type = value("content-type").unwrap_or_default();
+        if !is_event_stream(content_type) {
+            // There are clients that read any answer to a GET as a stream.
+            if self.method == Method::Get
+                && !end
+                && !is_json(content_type)
+                && let Some(session) = self.known_session()
+            {
+                guard.ledger.make_incomplete(at, session);
+            }
             return step;
         }
         step.attest = self.ruling;
+        // Where sessions are named that differ, whose events these are can't
+        // be told: anybody's.
+        let mut doubtful = std::mem::take(&mut self.named);
+        if issued == Single::Malformed {
+            doubtful.extend(request::sessions(secret, fields));
+            doubtful.extend(self.known_session());
+        }
+        for session in doubtful {
+            guard.ledger.make_incomplete(at, session);
+        }
         let session = match (issued, &self.session) {
             (Single::One(issued), _) => issued,
             (Single::Absent, Single::One(requested)) => *requested,
             _ => return step,
         };
+        if self.known_session().is_some_and(|requested| requested != session)
+            && self.carries != Carries::NewStream
+        {
+            // The cursor stands on a stream of another session.
+            self.carries = Carries::Unknown;
+        }
         if value("content-encoding").is_some_and(|coding| !coding.eq_ignore_ascii_case(b"identity"))
         {
             guard.ledger.make_incomplete(at, session);
             return step;
         }
-        let calls = self.calls(guard);
-        self.recorder = Some(Recorder::new(
+        let calls = self.take_calls();
+        let mut recorder = Recorder::new(
             session,
             self.carries,
             guard.ledger.nonce(random()),
             request::limit(&guard.config),
             calls,
-        ));
+        );
+        if let (Carries::Known(..), Some((cursor, stream))) = (self.carries, &self.resumed) {
+            recorder = recorder.resumes(cursor, stream.owed, stream.ambiguous);
+        }
+        self.recorder = Some(recorder);
         step.body = true;
         step
     }
@@ -348,8 +403,7 @@ impl Exchange {
             }
             (Method::Delete, _, _) => {}
             (Method::Post, Single::Absent, Single::One(session)) => {
-                // Given up, it is adopted with its first event id.
-                let _ = guard.ledger.begin(at, *session);
+                guard.ledger.begin(at, *session);
             }
             (_, Single::One(old), Single::One(new)) if old != new => {
                 guard.ledger.rename(at, *old, *new);
@@ -401,12 +455,14 @@ fn policy(config: &Config, fault: Fault) -> ReasonPolicy {
 }
 
 /// The answer to a request of a session that has been ended.
-fn refuse_ended(guard: &Guard) -> Option<Reply> {
+fn refuse_ended(guard: &Guard, step: &mut RequestStep) {
     let scope = match policy(&guard.config, Fault::SessionTerminated) {
-        _ if guard.config.mode == Mode::Observe => return None,
-        ReasonPolicy::Pass => return None,
+        _ if guard.config.mode == Mode::Observe => return,
+        ReasonPolicy::Pass => return,
         ReasonPolicy::Cursor => Scope::Cursor,
         ReasonPolicy::Session => Scope::Session,
     };
-    Some(Reply::refusal(Verdict::Inconsistent(Fault::SessionTerminated), scope))
+    let verdict = Verdict::Inconsistent(Fault::SessionTerminated);
+    step.ruling = Some(Ruling { verdict, action: Action::Rejected });
+    step.reply = Some(Reply::refusal(verdict, scope));
 }

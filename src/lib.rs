@@ -21,6 +21,7 @@
 
 #[cfg(target_arch = "wasm32")]
 mod adapter;
+pub mod budget;
 mod codec;
 pub mod config;
 pub mod event_id;

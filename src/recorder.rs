@@ -83,6 +83,8 @@ pub struct Recorder {
     changed: bool,
     /// The stream's records that others wrote.
     others: Vec<Record>,
+    /// Those of the session's other streams, where this is a GET.
+    elsewhere: Vec<Record>,
     /// The session's streams, while it isn't known which of them this is.
     candidates: Vec<Stream>,
     loaded: bool,
@@ -94,12 +96,17 @@ pub struct Recorder {
     alike: Vec<Lane>,
     /// The lane was lost, and none is open again yet.
     lost_with: Option<u64>,
-    /// Ids that this connection brought first.
+    /// Ids with data that this connection brought first.
     pushed: u64,
+    /// The cursor that it resumes from, and the ids with data that followed it
+    /// then and haven't come again yet.
+    cursor: Option<u64>,
+    owed: u64,
     /// These may have come in another order than that of their events.
     unordered: bool,
     reuse_checked: bool,
-    noted_sequence: Option<u64>,
+    /// The newest id or sequence that the index was told.
+    noted: Option<u64>,
     saw_event: bool,
     saw_data: bool,
     saw_id: bool,
@@ -134,6 +141,7 @@ impl Recorder {
             sent: (carries == Carries::NewStream).then_some(sent),
             changed: false,
             others: Vec::new(),
+            elsewhere: Vec::new(),
             candidates: Vec::new(),
             loaded: false,
             own: None,
@@ -142,13 +150,24 @@ impl Recorder {
             alike: Vec::new(),
             lost_with: None,
             pushed: 0,
+            cursor: None,
+            owed: 0,
             unordered: false,
             reuse_checked: false,
-            noted_sequence: None,
+            noted: None,
             saw_event: false,
             saw_data: false,
             saw_id: false,
         }
+    }
+
+    /// It resumes from a cursor that stands there; `ambiguous`: and on other
+    /// streams of the session, too.
+    pub fn resumes(mut self, cursor: &EventId, owed: u64, ambiguous: bool) -> Self {
+        self.cursor = Some(cursor.whole);
+        self.owed = owed;
+        self.unordered |= ambiguous;
+        self
     }
 
     /// The session whose events it records.
@@ -256,7 +275,7 @@ impl Recorder {
             self.load(ledger, at);
             self.join(ledger, at, &batch);
             if batch.ids.iter().all(|(id, _)| self.knows(id)) {
-                batch.ids.iter().for_each(|(id, _)| self.see_again(id));
+                batch.ids.iter().for_each(|(id, data)| self.see_again(id, *data));
             } else {
                 self.keep_new(ledger, at, &batch);
             }
@@ -304,7 +323,7 @@ impl Recorder {
         let mut keys = Vec::new();
         for (id, data) in &batch.ids {
             if self.knows(id) {
-                self.see_again(id);
+                self.see_again(id, *data);
                 continue;
             }
             // A GET that replays from the start brings ids again that have
@@ -314,22 +333,20 @@ impl Recorder {
                 Carries::Standalone => self.records().any(|record| record.may_have_evicted(id)),
                 Carries::Unknown => true,
             };
+            if *data {
+                // New events while known ones are owed still: the server may
+                // have given those other ids.
+                self.unordered |= self.owed > 0;
+                self.pushed = self.pushed.saturating_add(1);
+            }
             let Some(own) = &mut self.own else { return };
-            self.pushed = self.pushed.saturating_add(1);
             own.push(id, *data, ids_per_stream, at.now_ms);
             at.tally.events_recorded = at.tally.events_recorded.saturating_add(1);
-            let range = own.range_sequence();
-            let in_range = id.places.iter().zip(id.distinctive_sequence).find_map(|(place, d)| {
-                place.filter(|place| Some(place.sequence) == range).map(|place| (place.sequence, d))
-            });
-            match in_range {
-                Some((sequence, true)) if self.noted_sequence != Some(sequence) => {
-                    self.noted_sequence = Some(sequence);
-                    keys.push(sequence);
-                }
-                Some(_) => {}
-                None if id.distinctive => keys.push(id.whole),
-                None => {}
+            if let Some(key) = id.index_key()
+                && self.noted != Some(key)
+            {
+                self.noted = Some(key);
+                keys.push(key);
             }
             if *data && !self.reuse_checked {
                 self.reuse_checked = true;
@@ -351,18 +368,29 @@ impl Recorder {
     /// An id that is known has come again. If others knew it before this
     /// connection, and it comes after ids that were new, then those were not
     /// new: they had only left the window.
-    fn see_again(&mut self, id: &EventId) {
+    fn see_again(&mut self, id: &EventId, data: bool) {
+        if data && Some(id.whole) != self.cursor {
+            self.owed = self.owed.saturating_sub(1);
+        }
         if self.pushed == 0 || self.unordered {
             return;
         }
         let found = self.own.as_ref().and_then(|own| own.find(id));
-        let pushed_here = found.is_some_and(|found| found.behind < self.pushed);
+        let pushed_here = found.is_some_and(|found| found.owed < self.pushed);
         self.unordered = !pushed_here;
         self.changed |= self.unordered;
     }
 
     fn knows(&self, id: &EventId) -> bool {
         self.records().any(|record| record.find(id).is_some() || record.is_surely_old(id))
+            || self.is_of_another_stream(id)
+    }
+
+    /// Whether a GET brings again what another stream of the session issued.
+    /// That makes the id no ambiguous one, if no two streams can have it by
+    /// chance.
+    fn is_of_another_stream(&self, id: &EventId) -> bool {
+        id.index_key().is_some() && self.elsewhere.iter().any(|record| record.find(id).is_some())
     }
 
     /// Reads what others recorded of this stream.
@@ -373,9 +401,15 @@ impl Recorder {
         let streams = ledger.history(at, self.session).map(|h| h.streams).unwrap_or_default();
         if self.carries == Carries::Unknown {
             self.candidates = streams;
-        } else if let Some(stream) = streams.into_iter().find(|s| self.carries.continues(s)) {
-            self.calls = stream.calls();
-            self.others = stream.records;
+            return;
+        }
+        for stream in streams {
+            if self.carries.continues(&stream) {
+                self.calls = stream.calls();
+                self.others = stream.records;
+            } else {
+                self.elsewhere.extend(stream.records);
+            }
         }
     }
 
@@ -430,10 +464,10 @@ impl Recorder {
             checked_ms: at.now_ms,
         });
         self.alike = opened.alike;
-        if let Some(stream) = opened.stream {
-            self.calls = self.calls.and(&stream.calls());
-            self.others = stream.records;
+        if let Some(calls) = opened.calls {
+            self.calls = self.calls.and(&calls);
         }
+        self.others = opened.others;
         if self.own.is_some() {
             // It stands behind others now that are newer than its first ids.
             self.unordered |= !self.others.is_empty();

@@ -34,6 +34,8 @@ pub struct Request {
     pub guarded: bool,
     /// `Mcp-Session-Id`.
     pub session: Single<SessionFingerprint>,
+    /// All sessions that it names, where they differ.
+    pub named: Vec<SessionFingerprint>,
     /// `Last-Event-ID`.
     pub cursor: Single<Cursor>,
     /// It speaks a revision that has no sessions.
@@ -73,10 +75,15 @@ impl Request {
             Single::Absent => Single::Absent,
             Single::Malformed => Single::Malformed,
         };
+        let session = session(secret, fields);
         Request {
             method,
             guarded: config.guards(values(":path").next().unwrap_or_default()),
-            session: session(secret, fields),
+            named: match session {
+                Single::Malformed => sessions(secret, fields),
+                Single::Absent | Single::One(_) => Vec::new(),
+            },
+            session,
             cursor,
             without_sessions: has("mcp-protocol-version")
                 && values("mcp-protocol-version").all(is_without_sessions),
@@ -94,12 +101,21 @@ impl Request {
 
 /// The session that the fields of a request or a response name.
 pub fn session(secret: &Secret, fields: &[Field]) -> Single<SessionFingerprint> {
-    let values = fields.iter().filter(|(n, _)| n == "mcp-session-id").map(|(_, v)| trim(v));
-    match single(values) {
+    match single(session_values(fields)) {
         Single::One(id) => Single::One(secret.session(id)),
         Single::Absent => Single::Absent,
         Single::Malformed => Single::Malformed,
     }
+}
+
+/// All sessions that they name, where they name several.
+pub fn sessions(secret: &Secret, fields: &[Field]) -> Vec<SessionFingerprint> {
+    let named = session_values(fields).filter(|id| !id.is_empty());
+    named.map(|id| secret.session(id)).collect()
+}
+
+fn session_values(fields: &[Field]) -> impl Iterator<Item = &[u8]> {
+    fields.iter().filter(|(name, _)| name == "mcp-session-id").map(|(_, value)| trim(value))
 }
 
 /// The longest event id, in bytes.
@@ -133,13 +149,26 @@ fn is_without_sessions(version: &[u8]) -> bool {
 /// `*/*` doesn't count: that is every browser's, and its compression is none
 /// of the guard's business.
 fn accepts_event_stream(accept: &[u8]) -> bool {
-    accept.split(|byte| *byte == b',').any(is_event_stream)
+    is_event_stream(accept)
 }
 
-/// Whether a media type, with its parameters, is the event stream's.
-pub fn is_event_stream(media_type: &[u8]) -> bool {
-    let essence = media_type.split(|byte| *byte == b';').next().unwrap_or_default();
-    trim(essence).eq_ignore_ascii_case(b"text/event-stream")
+/// Whether a media type is the event stream's, whatever its parameters; or one
+/// of several, as Envoy joins repeated fields.
+pub fn is_event_stream(media_types: &[u8]) -> bool {
+    essences(media_types).any(|essence| essence.eq_ignore_ascii_case(b"text/event-stream"))
+}
+
+/// Whether a media type is JSON's.
+pub fn is_json(media_types: &[u8]) -> bool {
+    essences(media_types).any(|essence| essence.eq_ignore_ascii_case(b"application/json"))
+}
+
+fn essences(media_types: &[u8]) -> impl Iterator<Item = &[u8]> {
+    media_types.split(|byte| *byte == b',').map(|media_type| {
+        let media_type = trim(media_type);
+        let ends = |byte: &u8| matches!(byte, b';' | b' ' | b'\t');
+        media_type.split(ends).next().unwrap_or_default()
+    })
 }
 
 #[cfg(test)]
@@ -196,6 +225,22 @@ mod tests {
             assert_eq!(request.without_sessions, without, "{version}");
         }
         assert!(!request(&[]).without_sessions);
+    }
+
+    #[test]
+    fn what_clients_read_as_an_event_stream() {
+        for (media_type, is) in [
+            ("text/event-stream", true),
+            ("Text/Event-Stream; charset=utf-8", true),
+            ("text/event-stream charset=utf-8", true),
+            ("text/event-stream,text/event-stream", true),
+            ("application/json, text/event-stream", true),
+            ("text/event-streams", false),
+            ("application/json", false),
+            ("", false),
+        ] {
+            assert_eq!(is_event_stream(media_type.as_bytes()), is, "{media_type}");
+        }
     }
 
     #[test]

@@ -71,6 +71,8 @@ enum Id {
 pub struct Decoder {
     id_limit: usize,
     capture: bool,
+    /// Whether the data of this event is captured.
+    capturing: bool,
 
     /// How much of the byte order mark has matched; `BOM.len()` once that is
     /// decided.
@@ -101,6 +103,7 @@ impl Decoder {
         Decoder {
             id_limit,
             capture: false,
+            capturing: false,
             bom: 0,
             after_cr: false,
             field: Field::Name,
@@ -118,7 +121,7 @@ impl Decoder {
         }
     }
 
-    /// Whether the data of events that begin from now on is captured.
+    /// Whether the data of events is captured whose data begins from now on.
     pub fn capture(&mut self, capture: bool) {
         self.capture = capture;
     }
@@ -223,7 +226,9 @@ impl Decoder {
     fn begin_value(&mut self, field: Field) {
         self.field = field;
         if field == Field::Data {
-            if self.data_lines > 0 {
+            if self.data_lines == 0 {
+                self.capturing = self.capture;
+            } else {
                 self.has_data = true;
                 self.capture_data(b"\n");
             }
@@ -232,7 +237,7 @@ impl Decoder {
     }
 
     fn capture_data(&mut self, bytes: &[u8]) {
-        if self.capture && !self.data_too_long {
+        if self.capturing && !self.data_too_long {
             self.data_too_long = self.data.len().saturating_add(bytes.len()) > DATA_LIMIT;
             append_up_to(&mut self.data, bytes, DATA_LIMIT);
         }

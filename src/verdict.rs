@@ -215,13 +215,26 @@ pub enum Cursor {
     TooLong,
 }
 
+/// The stream that a resumption carries on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CarriedOn {
+    /// Its number in the session.
+    pub number: u32,
+    /// What carries it.
+    pub kind: StreamKind,
+    /// Ids with data behind the cursor.
+    pub owed: u64,
+    /// The cursor stands on other streams, too.
+    pub ambiguous: bool,
+}
+
 /// A verdict, the stream that the cursor stands on, and who waits for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judgement {
     /// The verdict.
     pub verdict: Verdict,
     /// The stream that a resumption from here carries on, if one is known.
-    pub stream: Option<(u32, StreamKind)>,
+    pub stream: Option<CarriedOn>,
     /// The JSON-RPC ids of the calls that are pending for the cursor, as they
     /// were sent, where a fault is to be told to them.
     pub pending: SentIds,
@@ -280,7 +293,7 @@ pub fn judge<S: Store>(
             Inconsistent(_) => history.pending_calls(&cursor),
             Verdict::Continue | Unverified(_) => SentIds::new(),
         };
-        return Judgement { verdict, stream: carried_on(&issued), pending };
+        return Judgement { verdict, stream: carried_on(&issued, &cursor), pending };
     }
     // Rule 13.
     if config.history == config::History::Shared
@@ -313,11 +326,14 @@ fn streams_with<'a>(history: &'a History, cursor: &EventId) -> Vec<&'a Stream> {
 
 /// The stream that a resumption carries on: one that is open before one that
 /// may be finished, the newer before the older.
-fn carried_on(issued: &[&Stream]) -> Option<(u32, StreamKind)> {
-    issued
-        .iter()
-        .max_by_key(|stream| (stream.finished() == Finished::No, stream.number))
-        .map(|stream| (stream.number, stream.kind))
+fn carried_on(issued: &[&Stream], cursor: &EventId) -> Option<CarriedOn> {
+    let stream = issued.iter().max_by_key(|s| (s.finished() == Finished::No, s.number))?;
+    Some(CarriedOn {
+        number: stream.number,
+        kind: stream.kind,
+        owed: stream.find(cursor).map_or(0, |placement| placement.owed),
+        ambiguous: issued.len() > 1,
+    })
 }
 
 /// The rules for a cursor that was issued on this session.

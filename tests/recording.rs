@@ -58,7 +58,7 @@ fn an_answer_that_is_not_the_upstreams_changes_nothing() {
         let list = fields(&[(":method", method), (":path", "/mcp"), ("mcp-session-id", "a")]);
         gateway.with(|guard, at| {
             let (mut exchange, _) = Exchange::begin(guard, at, &list);
-            let step = exchange.response(guard, at, &ok, || false, || 1);
+            let step = exchange.response(guard, at, &ok, false, || false, || 1);
             assert!(!step.body && step.attest.is_none());
         });
     }
@@ -381,4 +381,138 @@ fn nothing_is_in_clear() {
             .all(|value| { !value.windows(6).any(|window| window == b"secret") })
     );
     assert_eq!(gateway.tally.cas_conflicts, Tally::default().cas_conflicts);
+}
+
+#[test]
+fn both_names_of_a_renamed_session_are_incomplete() {
+    let mut gateway = gateway(EXCLUSIVE);
+    let list = [(":method", "POST"), (":path", "/mcp"), ("mcp-session-id", "a")];
+    let Answer::Passed { exchange, .. } = gateway.request(&list) else { panic!() };
+    let head =
+        [(":status", "200"), ("content-type", "text/event-stream"), ("mcp-session-id", "inner")];
+    let mut stream = gateway.respond(exchange, &head);
+    gateway.events(&mut stream, &["1", "2"]);
+    // Behind a proxy that shows the client the first name only.
+    assert_eq!(gateway.verdict("a", "2"), HISTORY_INCOMPLETE);
+    assert_eq!(gateway.verdict("inner", "2"), "continue");
+}
+
+#[test]
+fn events_of_nobody_knows_whom_make_everybody_incomplete() {
+    for (request, response) in [
+        (&["a"][..], &["a", "b"][..]),
+        (&["a", "b"], &[]),
+        (&["a", "b"], &["b"]),
+        (&["a", ""], &[]),
+    ] {
+        let mut gateway = gateway(EXCLUSIVE);
+        let mut list = vec![(":method", "POST"), (":path", "/mcp")];
+        list.extend(request.iter().map(|session| ("mcp-session-id", *session)));
+        let Answer::Passed { exchange, .. } = gateway.request(&list) else { panic!() };
+        let mut head = vec![(":status", "200"), ("content-type", "text/event-stream")];
+        head.extend(response.iter().map(|session| ("mcp-session-id", *session)));
+        let mut stream = gateway.respond(exchange, &head);
+        gateway.events(&mut stream, &["1"]);
+        assert_eq!(gateway.verdict("a", "1"), HISTORY_INCOMPLETE, "{request:?} {response:?}");
+    }
+}
+
+#[test]
+fn an_answer_to_a_get_that_some_clients_read_as_a_stream() {
+    for (content_type, verdict) in [
+        ("application/json", NEVER_ISSUED),
+        ("text/plain", HISTORY_INCOMPLETE),
+        ("", HISTORY_INCOMPLETE),
+        ("text/event-stream,text/event-stream", "continue"),
+    ] {
+        let mut gateway = gateway(EXCLUSIVE);
+        let list = [(":method", "GET"), (":path", "/mcp"), ("mcp-session-id", "a")];
+        let Answer::Passed { exchange, .. } = gateway.request(&list) else { panic!() };
+        let head = [(":status", "200"), ("content-type", content_type)];
+        let mut stream = gateway.respond(exchange, &head);
+        gateway.events(&mut stream, &["x-y"]);
+        assert_eq!(gateway.verdict("a", "x-y"), verdict, "{content_type}");
+    }
+}
+
+#[test]
+fn a_stream_that_was_resumed_can_still_be_finished() {
+    let mut gateway = gateway(
+        r#"{"retention":{"finished_stream_seconds":60},"reject":{"pending_calls":"status"}}"#,
+    );
+    let mut first = gateway.call("a", 1);
+    gateway.events(&mut first, &["x-1-x"]);
+    gateway.abort(first);
+    let mut second = gateway.resume("a", "x-1-x");
+    gateway.events(&mut second, &["x-2-x"]);
+    gateway.answer(&mut second, "x-3-x", 1);
+    gateway.end(second);
+    gateway.now_ms += 61_000;
+    assert!(gateway.verdict("a", "x-1-x").contains("below_floor"));
+}
+
+#[test]
+fn a_uuid_that_another_stream_brings_again_is_not_ambiguous() {
+    const UUID: &str = "6fa459ea-ee8a-3ca4-894e-db77e160355e";
+    let mut gateway = gateway(EXCLUSIVE);
+    let mut call = gateway.call("a", 1);
+    gateway.events(&mut call, &[UUID]);
+    let mut standalone = gateway.listen("a");
+    gateway.events(&mut standalone, &[UUID]);
+    assert_continue(&mut gateway, &[UUID]);
+}
+
+#[test]
+fn a_cursor_of_two_streams_whose_replay_is_the_other_one_makes_no_floor() {
+    let mut gateway = gateway(r#"{"history":"exclusive","retention":{"events_per_stream":5}}"#);
+    let mut standalone = gateway.listen("a");
+    gateway.events(&mut standalone, &["1", "2", "3"]);
+    gateway.abort(standalone);
+    let mut call = gateway.call("a", 1);
+    gateway.events(&mut call, &["1", "2", "3", "4", "5", "6", "7", "8", "9"]);
+    gateway.answer(&mut call, "10", 1);
+    gateway.end(call);
+    let mut resumed = gateway.resume("a", "2");
+    gateway.events(&mut resumed, &["3", "4", "5", "6", "7", "8", "9", "10"]);
+    assert_continue(&mut gateway, &["3"]);
+}
+
+#[test]
+fn a_server_that_gives_replayed_events_new_ids_makes_no_floor() {
+    let mut gateway = gateway(r#"{"history":"exclusive","retention":{"events_per_stream":3}}"#);
+    let mut stream = gateway.listen("a");
+    gateway.events(&mut stream, &["a-1-x", "a-2-x", "a-3-x"]);
+    gateway.abort(stream);
+    let mut resumed = gateway.resume("a", "a-1-x");
+    gateway.events(&mut resumed, &["b-2-x", "b-3-x"]);
+    gateway.abort(resumed);
+    assert_continue(&mut gateway, &["a-1-x"]);
+}
+
+#[test]
+fn a_priming_event_before_the_replay_leaves_the_floor() {
+    let mut gateway = gateway(r#"{"history":"exclusive","retention":{"events_per_stream":2}}"#);
+    let mut stream = gateway.listen("a");
+    gateway.events(&mut stream, &["a-1-x", "a-2-x", "a-3-x", "a-4-x"]);
+    gateway.abort(stream);
+    let mut resumed = gateway.resume("a", "a-3-x");
+    gateway.priming(&mut resumed, "p-x");
+    gateway.events(&mut resumed, &["a-4-x"]);
+    assert!(gateway.verdict("a", "a-1-x").contains("below_floor"));
+    assert_continue(&mut gateway, &["a-2-x"]);
+}
+
+#[test]
+fn an_answer_under_another_name_carries_on_no_stream_of_that_session() {
+    let mut gateway = gateway(r#"{"retention":{"events_per_stream":2}}"#);
+    gateway.initialize("b");
+    let mut of_b = gateway.listen("b");
+    gateway.events(&mut of_b, &["b-1-x"]);
+    let mut of_a = gateway.listen("a");
+    gateway.events(&mut of_a, &["a-1-x"]);
+    let Answer::Passed { exchange, .. } = gateway.try_resume("a", "a-1-x") else { panic!() };
+    let head = [(":status", "200"), ("content-type", "text/event-stream"), ("mcp-session-id", "b")];
+    let mut stream = gateway.respond(exchange, &head);
+    gateway.events(&mut stream, &["a-2-x", "a-3-x", "a-4-x"]);
+    assert_eq!(gateway.verdict("b", "b-1-x"), "continue");
 }

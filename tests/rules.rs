@@ -159,6 +159,17 @@ fn rule_7_between_sessions_that_were_sent_the_same_id_nothing_is_distinctive() {
 }
 
 #[test]
+fn rule_7_a_range_and_a_single_id_of_one_sequence_are_the_same_sequence() {
+    let mut gateway = gateway("{}");
+    let ids: Vec<String> = (0..10).map(|index| format!("{STREAM_A}_{index}")).collect();
+    let mut on_a = gateway.listen("a");
+    gateway.events(&mut on_a, &ids.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut on_b = gateway.listen("b");
+    gateway.events(&mut on_b, &[&ids[5]]);
+    assert_eq!(gateway.verdict("b", &ids[4]), unverified("history_incomplete"));
+}
+
+#[test]
 fn rule_7_a_renamed_session_is_no_stranger() {
     let mut gateway = gateway("{}");
     let mut stream = gateway.listen("a");
@@ -242,8 +253,7 @@ fn rule_10_something_is_owed_and_too_old() {
 
 #[test]
 fn rule_10_a_finished_stream_has_a_time_of_its_own() {
-    let config =
-        r#"{"history":"exclusive","retention":{"seconds":1000,"finished_stream_seconds":10},"reject":{"pending_calls":"status"}}"#;
+    let config = r#"{"history":"exclusive","retention":{"seconds":1000,"finished_stream_seconds":10},"reject":{"pending_calls":"status"}}"#;
     let mut gateway = gateway(config);
     let mut stream = gateway.call("a", 1);
     gateway.priming(&mut stream, "x");

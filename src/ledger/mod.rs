@@ -211,8 +211,10 @@ pub(crate) struct Opened {
     pub alike: Vec<Lane>,
     /// The record that the connection carries on.
     pub taken_over: Option<Record>,
-    /// The stream with its other records.
-    pub stream: Option<Stream>,
+    /// The stream's other records.
+    pub others: Vec<Record>,
+    /// What the stream has to answer, if it is one that was there.
+    pub calls: Option<Calls>,
 }
 
 impl History {
@@ -233,15 +235,6 @@ enum Missing {
     Adopt,
 }
 
-/// What a session's beginning found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Begun {
-    /// It is new.
-    New,
-    /// It is known, or was ended: it lives on as incomplete.
-    Reissued,
-}
-
 impl Ledger {
     /// Joins the table of this process, and makes it if it is the first.
     /// `random` must be from a cryptographic source. Gives the ledger, and the
@@ -253,15 +246,15 @@ impl Ledger {
     ) -> (Self, Option<Shape>) {
         let wanted = Shape::new(state);
         let mine = encode_table(&wanted, &Secret::new(random));
+        let there = || store.get(TABLE_KEY).0.as_deref().and_then(decode_table);
         // Inserted, or somebody was faster.
         let _ = store.set(TABLE_KEY, &mine, Some(ABSENT));
-        let there = store.get(TABLE_KEY).0.as_deref().and_then(decode_table);
-        let (shape, secret) = there.unwrap_or_else(|| {
-            // Of another version: this one takes over, the other's sessions
-            // are not known any more.
+        let joined = there().or_else(|| {
+            // Of another version: its sessions are not known any more.
             let _ = store.set(TABLE_KEY, &mine, None);
-            (wanted, Secret::new(random))
+            there()
         });
+        let (shape, secret) = joined.unwrap_or((wanted, Secret::new(random)));
         let idle_ms = u64::from(state.idle_seconds).saturating_mul(1000);
         (Ledger { secret, shape, idle_ms }, (shape != wanted).then_some(wanted))
     }
@@ -328,6 +321,7 @@ impl Ledger {
     ) -> Result<Option<Opened>, GaveUp> {
         let seen = stream.as_ref().map(|stream| stream.lanes.clone()).unwrap_or_default();
         let all_read = stream.as_ref().is_some_and(|s| s.records.len() == s.lanes.len());
+        let calls = stream.as_ref().map(Stream::calls);
         let taken_over = match (seen.last(), &mut stream) {
             (Some(lane), Some(stream))
                 if lane.closed && all_read && opening.lost_with.is_none() =>
@@ -385,7 +379,8 @@ impl Ledger {
             known_since_ms,
             alike,
             taken_over: taken_over.map(|(_, record)| record),
-            stream,
+            others: stream.map(|stream| stream.records).unwrap_or_default(),
+            calls,
         }))
     }
 
@@ -559,34 +554,34 @@ impl Ledger {
     }
 
     /// A session begins: the upstream gave its id to a request that had none.
-    pub fn begin<S: Store>(
-        &self,
-        at: &mut Access<'_, S>,
-        fingerprint: SessionFingerprint,
-    ) -> Result<Begun, GaveUp> {
+    /// One that is known, or was ended, lives on as incomplete.
+    pub fn begin<S: Store>(&self, at: &mut Access<'_, S>, fingerprint: SessionFingerprint) {
         let (now_ms, idle_ms) = (at.now_ms, self.idle_ms);
-        update(at.store, at.tally, &self.set_key(fingerprint), |value, tally| {
+        let begun = update(at.store, at.tally, &self.set_key(fingerprint), |value, tally| {
             let mut set = Set::decode(value);
-            let begun = match set.get_mut(fingerprint) {
+            match set.get_mut(fingerprint) {
                 Some(session) => {
                     session.complete = false;
                     session.ended = false;
                     session.last_used_ms = now_ms;
                     tally.session_ids_reissued = tally.session_ids_reissued.saturating_add(1);
-                    Begun::Reissued
                 }
                 None => {
                     set.insert(fingerprint, true, &self.shape, idle_ms, now_ms, tally);
                     tally.sessions_started = tally.sessions_started.saturating_add(1);
-                    Begun::New
                 }
-            };
-            (Some(set.encode()), begun)
-        })
+            }
+            (Some(set.encode()), ())
+        });
+        if begun.is_err() {
+            self.doubt(at, fingerprint);
+        }
     }
 
     /// The upstream answered a request of one session with the id of another:
     /// the new name is adopted, and ids of the old one are not foreign to it.
+    /// What is issued under one name may come back under the other, so both
+    /// are incomplete.
     pub fn rename<S: Store>(
         &self,
         at: &mut Access<'_, S>,
@@ -604,6 +599,7 @@ impl Ledger {
         if renamed.is_err() {
             self.doubt(at, new);
         }
+        self.make_incomplete(at, old);
     }
 
     /// The session was ended. Whether it is known, and so known to be ended.

@@ -215,15 +215,6 @@ impl Record {
         self.evicted && self.rising && self.shares_sequence(id) && !self.is_past_head(id)
     }
 
-    /// The fingerprint of the sequence that grows here, once its ids are a
-    /// range.
-    pub fn range_sequence(&self) -> Option<u64> {
-        match self.window.back()?.ids {
-            Ids::Range { sequence, .. } => Some(sequence),
-            Ids::Single(_) => None,
-        }
-    }
-
     /// Appends an id that is not known yet.
     pub fn push(&mut self, id: &EventId, data: bool, ids_per_stream: u16, now_ms: u64) {
         self.count = self.count.saturating_add(1);

@@ -279,7 +279,7 @@ impl Session {
                 && let Some(number) = oldest_of_several
             {
                 self.lanes.retain(|lane| lane.number != number);
-                self.streams_evicted = true;
+                self.note_eviction(tally);
                 continue;
             }
             let evicted = self
@@ -294,13 +294,17 @@ impl Session {
                 // Only this stream is left, and holds every lane.
                 let number = self.lanes.first().map_or(0, |lane| lane.number);
                 self.lanes.retain(|lane| lane.number != number);
-                self.streams_evicted = true;
+                self.note_eviction(tally);
                 return number;
             };
             self.lanes.retain(|lane| lane.stream != evicted);
-            self.streams_evicted = true;
-            tally.streams_evicted = tally.streams_evicted.saturating_add(1);
+            self.note_eviction(tally);
         }
+    }
+
+    fn note_eviction(&mut self, tally: &mut Tally) {
+        self.streams_evicted = true;
+        tally.streams_evicted = tally.streams_evicted.saturating_add(1);
     }
 }
 

@@ -12,6 +12,7 @@
 
 use std::rc::Rc;
 
+use mcp_resume_guard::budget::Budget;
 use mcp_resume_guard::config::Config;
 use mcp_resume_guard::exchange::{Exchange, Guard, LogLine, RequestStep, ResponseStep};
 use mcp_resume_guard::ledger::{Access, Ledger};
@@ -71,7 +72,7 @@ impl Gateway<SharedData> {
         let config = self.guard.config.clone();
         let store = Rc::new(SharedData::default());
         let (ledger, _) = Ledger::join(&*store, &config.state, [8; 16]);
-        self.guard = Guard { config, ledger };
+        self.guard = Guard { config, ledger, body_budget: Budget::new(1 << 20) };
         self.store = store;
     }
 }
@@ -82,7 +83,7 @@ impl<S: Store> Gateway<S> {
         let config = Config::parse(config.as_bytes()).unwrap();
         let (ledger, _) = Ledger::join(&*store, &config.state, [7; 16]);
         Gateway {
-            guard: Guard { config, ledger },
+            guard: Guard { config, ledger, body_budget: Budget::new(1 << 20) },
             store,
             now_ms: 1_000_000,
             tally: Tally::default(),
@@ -115,7 +116,8 @@ impl<S: Store> Gateway<S> {
         self.nonces += 1;
         let nonce = self.nonces;
         let list = fields(list);
-        let step = self.with(|guard, at| exchange.response(guard, at, &list, || true, || nonce));
+        let step =
+            self.with(|guard, at| exchange.response(guard, at, &list, false, || true, || nonce));
         Running { exchange, step }
     }
 
