@@ -88,8 +88,10 @@ impl<'a> Reader<'a> {
         (0..len).map(|_| read(self)).collect()
     }
 
-    /// Whether nothing is left.
-    pub fn is_at_end(&self) -> bool {
-        self.0.is_empty()
+    /// So many bytes.
+    pub fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (head, tail) = self.0.split_at_checked(len)?;
+        self.0 = tail;
+        Some(head)
     }
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import uuid
@@ -206,7 +207,7 @@ async def from_the_middle(at: Gateway) -> Tried:
 
 async def from_the_head(at: Gateway) -> Tried:
     session = await Session.begin(at.port)
-    return await tried(session, (await session.drop_call_after(3))[-1])
+    return await tried(session, (await session.drop_call_after(4))[-1])
 
 
 def from_nowhere(cursor: str) -> Callable[[Gateway], Awaitable[Tried]]:
@@ -296,7 +297,7 @@ STYLES = {
 }
 
 
-WIDTHS = (34, 17, 38, 31, 53)
+WIDTHS = (34, 17, 40, 31, 53)
 
 
 def print_row(*cells: str) -> None:
@@ -358,4 +359,6 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
+    # Ended from outside, it ends what it started all the same.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(asyncio.run(main()))

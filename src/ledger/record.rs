@@ -13,9 +13,11 @@ use crate::jsonrpc::{Call, Calls, MAX_CALLS};
 
 const VERSION: u8 = 1;
 
-/// Bytes of an encoded single id, and of a range.
-const ID_BYTES: usize = 9;
-const RANGE_BYTES: usize = 25;
+/// Bytes of an encoded single id, and of a range; four elements share a byte
+/// of flags.
+const ID_BYTES: usize = 8;
+const RANGE_BYTES: usize = 24;
+const ELEMENTS_A_BYTE: usize = 4;
 
 /// Consecutive ids that are kept one by one before they become a range: three
 /// take more room than the range.
@@ -144,14 +146,20 @@ impl Record {
         const COUNTS: usize = 4 * 8;
         const CALLS: usize = 1 + MAX_CALLS * (8 + 4);
         const TAILS: usize = READINGS * (1 + 3 * 8);
-        (FLAGS + COUNTS + CALLS + TAILS).saturating_add(Self::window_bytes(ids_per_stream))
+        const HEADER: usize = FLAGS + COUNTS + CALLS + TAILS;
+        HEADER.saturating_add(Self::window_bytes(ids_per_stream))
     }
 
     /// Room for so many of the newest ids, however they are kept, and for the
     /// rest of a range that is older in part.
     const fn window_bytes(ids_per_stream: u16) -> usize {
-        const { assert!(RANGE_BYTES <= RUN as usize * ID_BYTES) };
-        (ids_per_stream as usize).saturating_add(RUN as usize).saturating_mul(ID_BYTES)
+        const {
+            assert!(
+                RANGE_BYTES * ELEMENTS_A_BYTE < RUN as usize * (ID_BYTES * ELEMENTS_A_BYTE + 1)
+            );
+        }
+        let ids = (ids_per_stream as usize).saturating_add(RUN as usize);
+        ids.saturating_mul(ID_BYTES).saturating_add(ids.div_ceil(ELEMENTS_A_BYTE)).saturating_add(4)
     }
 
     /// The same record, carried on by another writer.
@@ -325,15 +333,22 @@ impl Record {
                 writer.u64(tail.highest);
             }
         }
+        writer.u32(u32::try_from(self.window.len()).unwrap_or(u32::MAX));
+        let mut flags = 0u8;
+        for (at, element) in self.window.iter().enumerate() {
+            let range = u8::from(matches!(element.ids, Ids::Range { .. }));
+            flags = (flags << 2) | (range << 1) | u8::from(element.data);
+            if at % ELEMENTS_A_BYTE == ELEMENTS_A_BYTE - 1 {
+                writer.u8(std::mem::take(&mut flags));
+            }
+        }
+        if !self.window.len().is_multiple_of(ELEMENTS_A_BYTE) {
+            writer.u8(flags);
+        }
         for element in &self.window {
-            let data = u8::from(element.data);
             match element.ids {
-                Ids::Single(whole) => {
-                    writer.u8(data);
-                    writer.u64(whole);
-                }
+                Ids::Single(whole) => writer.u64(whole),
                 Ids::Range { sequence, first, last } => {
-                    writer.u8(data | 2);
                     writer.u64(sequence);
                     writer.u64(first);
                     writer.u64(last);
@@ -373,15 +388,117 @@ impl Record {
                 });
             }
         }
-        while !reader.is_at_end() {
-            let flags = reader.u8()?;
-            let ids = if flags & 2 == 0 {
-                Ids::Single(reader.u64()?)
-            } else {
-                Ids::Range { sequence: reader.u64()?, first: reader.u64()?, last: reader.u64()? }
-            };
-            record.window.push_back(Element { ids, data: flags & 1 != 0 });
+        let len = usize::try_from(reader.u32()?).ok()?;
+        let flags = reader.bytes(len.div_ceil(ELEMENTS_A_BYTE))?;
+        for (group, flags) in flags.iter().enumerate() {
+            let before = group.saturating_mul(ELEMENTS_A_BYTE);
+            let in_group = len.saturating_sub(before).min(ELEMENTS_A_BYTE);
+            for at in (0..in_group).rev() {
+                let flags = flags.checked_shr(u32::try_from(at).ok()?.saturating_mul(2))?;
+                let ids = if flags & 2 == 0 {
+                    Ids::Single(reader.u64()?)
+                } else {
+                    Ids::Range {
+                        sequence: reader.u64()?,
+                        first: reader.u64()?,
+                        last: reader.u64()?,
+                    }
+                };
+                record.window.push_back(Element { ids, data: flags & 1 != 0 });
+            }
         }
         Some(record)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fingerprint::Secret;
+
+    fn id(text: &str) -> EventId {
+        EventId::new(&Secret::new([1; 16]), text.as_bytes()).unwrap()
+    }
+
+    fn record(ids: &[(&str, bool)], ids_per_stream: u16) -> Record {
+        let mut record = Record::new(7, 0);
+        for (text, data) in ids {
+            record.push(&id(text), *data, ids_per_stream, 5);
+        }
+        record
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        for len in 0..12usize {
+            let mut all = Vec::new();
+            for n in 0..len {
+                // Singles, ranges, with and without data.
+                let text = if n % 5 < 3 { format!("r_{n}") } else { format!("s-{n}-x") };
+                all.push((text, n % 3 > 0 || n < 4));
+            }
+            let ids: Vec<_> = all.iter().map(|(text, data)| (text.as_str(), *data)).collect();
+            let mut record = record(&ids, 64);
+            record.calls = Calls::Known(vec![Call { id: 3, answered_at: 9 }]);
+            assert_eq!(Record::decode(&record.encode()), Some(record));
+        }
+        assert_eq!(Record::decode(b""), None);
+        assert_eq!(Record::decode(&[9; 100]), None);
+    }
+
+    #[test]
+    fn consecutive_ids_take_constant_room() {
+        let mut record = Record::new(1, 0);
+        for n in 0..10_000 {
+            record.push(&id(&format!("s_{n}")), true, 4, 0);
+        }
+        assert!(record.encode().len() < 200);
+        assert!(!record.evicted);
+        assert_eq!(record.find(&id("s_0")).map(|found| found.owed), Some(9_999));
+        assert_eq!(record.find(&id("s_07")), None);
+        assert_eq!(record.find(&id("s_10000")), None);
+        assert!(record.is_past_head(&id("s_10000")));
+    }
+
+    #[test]
+    fn the_newest_ids_are_always_kept_and_room_is_bounded() {
+        for ids_per_stream in [1, 2, 3, 5, 64] {
+            // Runs of every length, with gaps between them.
+            let mut record = Record::new(1, 0);
+            let mut issued = Vec::new();
+            let mut index = 0;
+            for run in 0..60 {
+                for _ in 0..run % 6 {
+                    index += 1;
+                    issued.push(index);
+                    let data = run % 4 > 0;
+                    record.push(&id(&index.to_string()), data, ids_per_stream, 0);
+                    assert!(record.encode().len() <= Record::max_bytes(ids_per_stream));
+                    for newest in issued.iter().rev().take(ids_per_stream.into()) {
+                        assert!(record.find(&id(&newest.to_string())).is_some());
+                    }
+                }
+                index += 1;
+            }
+        }
+    }
+
+    #[test]
+    fn single_ids_are_kept_to_the_number() {
+        let ids: Vec<String> = (0..9).map(|n| format!("x-{n}-y")).collect();
+        let ids: Vec<_> = ids.iter().map(|text| (text.as_str(), true)).collect();
+        let record = record(&ids, 4);
+        assert!(record.evicted);
+        assert_eq!(record.find(&id("x-4-y")), None);
+        assert_eq!(record.find(&id("x-5-y")).map(|found| (found.behind, found.owed)), Some((3, 3)));
+    }
+
+    #[test]
+    fn both_readings_of_an_id() {
+        // rmcp: the index stands first; the first id alone doesn't tell.
+        let one = record(&[("0/4", false)], 64);
+        assert!(one.is_past_head(&id("3/4")) && one.is_past_head(&id("0/9")));
+        let two = record(&[("0/4", false), ("1/4", true)], 64);
+        assert!(two.is_past_head(&id("3/4")) && !two.is_past_head(&id("0/9")));
     }
 }

@@ -39,7 +39,7 @@ const MAX_KIN: usize = 4;
 
 /// Bytes of the JSON-RPC ids that are kept of a session's streams, lengths and
 /// stream numbers included. One stream with the most and longest ids fits.
-const MAX_SENT_BYTES: usize = 1024;
+const MAX_SENT_BYTES: usize = 576;
 
 /// Cursors of a session that are remembered to have been settled.
 const MAX_SETTLED: usize = 8;

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -87,13 +88,17 @@ def _run(envoy: list[str], arguments: argparse.Namespace) -> int:
         command = [*envoy, "-c", str(file), "--disable-hot-restart"]
         logs = ["--file-flush-interval-msec", "200", "--log-level", "warning"]
         logs += ["--component-log-level", "wasm:info"]
+        # Ended from outside, it takes Envoy along.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         process = subprocess.Popen([*command, *logs], cwd=project.ROOT)
         try:
             return process.wait()
         except KeyboardInterrupt:
             # The terminal has sent it to Envoy too.
-            process.wait()
             return 0
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def _address(text: str) -> tuple[str, int]:
