@@ -13,8 +13,9 @@ use crate::event_id::{EventId, comes_back_unchanged, trim};
 use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::{Calls, SentIds};
 use crate::ledger::record::Record;
+use crate::ledger::stream::Stream;
 use crate::ledger::table::{Lane, StreamKind};
-use crate::ledger::{Access, Ledger, Opening, Stream};
+use crate::ledger::{Access, Ledger, Opening};
 use crate::sse::{Data, Decoder, Dispatched, IdField};
 use crate::store::Store;
 

@@ -13,8 +13,9 @@ use crate::config::{self, Config};
 use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::SentIds;
+use crate::ledger::stream::{Finished, History, Stream};
 use crate::ledger::table::StreamKind;
-use crate::ledger::{Access, Finished, History, Ledger, Stream};
+use crate::ledger::{Access, Ledger};
 use crate::store::Store;
 
 /// Why the guard can't know.

@@ -1,0 +1,134 @@
+//! Streams, put together from their records, and the history of a session.
+
+use super::record::Record;
+use super::table::{Lane, Session, StreamKind};
+use crate::event_id::EventId;
+use crate::jsonrpc::{Call, Calls, SentIds};
+
+/// A stream as the records tell it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stream {
+    /// Its number in the session.
+    pub number: u32,
+    /// What carries it.
+    pub kind: StreamKind,
+    /// Its records, in the order in which they were begun.
+    pub records: Vec<Record>,
+    /// The lanes of these records, with nonce and whether closed: what has to
+    /// be unchanged for the records to be still all there is.
+    pub lanes: Vec<Lane>,
+}
+
+/// Whether a POST's stream has brought every answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finished {
+    /// It has.
+    Yes,
+    /// It has not.
+    No,
+    /// The guard can't tell.
+    Unknown,
+}
+
+/// Where a cursor stands on a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// The ids with data behind it; none where their order isn't known.
+    pub owed: u64,
+}
+
+impl Stream {
+    /// Where a cursor stands, if it was issued on this stream.
+    pub fn find(&self, id: &EventId) -> Option<Placement> {
+        let mut later: u64 = 0;
+        let mut least: Option<u64> = None;
+        for record in self.records.iter().rev() {
+            if let Some(found) = record.find(id) {
+                let owed = found.owed.saturating_add(later);
+                // An id that two connections delivered at once is owed from
+                // the place where less follows.
+                least = Some(least.map_or(owed, |least| least.min(owed)));
+            }
+            later = later.saturating_add(record.owed());
+        }
+        least.map(|owed| Placement { owed: if self.is_ordered() { owed } else { 0 } })
+    }
+
+    /// Whether the order of all ids is the order of the records.
+    fn is_ordered(&self) -> bool {
+        let mut before: u64 = 0;
+        self.records.iter().all(|record| {
+            let in_order = record.count_before == before && !record.unordered;
+            before = before.saturating_add(record.count);
+            in_order
+        })
+    }
+
+    /// Whether the stream is finished.
+    pub fn finished(&self) -> Finished {
+        match self.kind {
+            StreamKind::Standalone => Finished::No,
+            StreamKind::Unplaced => Finished::Unknown,
+            // What can't be read may have had the answer.
+            StreamKind::Post if self.records.len() < self.lanes.len() => Finished::Unknown,
+            StreamKind::Post => match self.calls() {
+                Calls::Unknown => Finished::Unknown,
+                calls if calls.all_answered() => Finished::Yes,
+                Calls::Known(_) => Finished::No,
+            },
+        }
+    }
+
+    /// The calls that no record has seen answered.
+    pub fn calls(&self) -> Calls {
+        let calls = self.records.iter().map(|record| record.calls.clone());
+        calls.reduce(|awaited, calls| awaited.and(&calls)).unwrap_or_default()
+    }
+
+    /// The place of a cursor, counted in event ids; `None` if it isn't here.
+    fn ordinal(&self, id: &EventId) -> Option<u32> {
+        self.records.iter().find_map(|r| r.find(id).map(|found| r.ordinal(found.behind)))
+    }
+
+    /// Which of its calls are pending for a cursor, by their place in the
+    /// POST: those whose answer doesn't stand at or before it. A cursor that
+    /// was never issued stands behind what was.
+    pub fn pending(&self, cursor: &EventId) -> Vec<usize> {
+        let at = self.ordinal(cursor).unwrap_or(u32::MAX);
+        let Calls::Known(calls) = self.calls() else { return Vec::new() };
+        let is_pending = |call: &Call| call.answered_at == 0 || call.answered_at > at;
+        calls.iter().enumerate().filter(|(_, call)| is_pending(call)).map(|(n, _)| n).collect()
+    }
+
+    /// Whether a cursor stands on the stream, or is of its sequence.
+    pub fn may_hold(&self, cursor: &EventId) -> bool {
+        self.records.iter().any(|r| r.find(cursor).is_some() || r.shares_sequence(cursor))
+    }
+
+    /// When its newest id was recorded.
+    pub fn last_event_ms(&self) -> u64 {
+        self.records.iter().map(|record| record.last_event_ms).max().unwrap_or(0)
+    }
+}
+
+/// What the ledger has of a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct History {
+    /// Its slot.
+    pub session: Session,
+    /// Its streams.
+    pub streams: Vec<Stream>,
+    /// A record of it was evicted, or can't be read.
+    pub evicted: bool,
+}
+
+impl History {
+    /// The ids of the calls that wait for what follows a cursor, where that
+    /// stands on, or belongs to the sequence of, one POST's stream alone.
+    pub fn pending_calls(&self, cursor: &EventId) -> SentIds {
+        let mut streams = self.streams.iter().filter(|stream| stream.may_hold(cursor));
+        let (Some(stream), None) = (streams.next(), streams.next()) else { return Vec::new() };
+        let Some(sent) = self.session.sent(stream.number) else { return Vec::new() };
+        stream.pending(cursor).into_iter().filter_map(|call| sent.get(call).cloned()).collect()
+    }
+}
