@@ -12,6 +12,7 @@
 use crate::event_id::{EventId, comes_back_unchanged, trim};
 use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::{Calls, SentIds};
+use crate::ledger::index::How;
 use crate::ledger::record::Record;
 use crate::ledger::stream::Stream;
 use crate::ledger::table::{Lane, StreamKind};
@@ -49,7 +50,10 @@ impl Carries {
     /// Whether this is a stream that the connection carries on.
     pub(crate) fn continues(self, stream: &Stream) -> bool {
         match self {
-            Carries::Standalone => stream.kind == StreamKind::Standalone,
+            // A session has one, whatever its number.
+            Carries::Standalone | Carries::Known(_, StreamKind::Standalone) => {
+                stream.kind == StreamKind::Standalone
+            }
             Carries::Known(number, _) => stream.number == number,
             Carries::NewStream | Carries::Unknown => false,
         }
@@ -82,12 +86,16 @@ pub struct Recorder {
     sent: Option<SentIds>,
     /// The record isn't written as it is now.
     changed: bool,
+    /// It has brought an answer.
+    answered: bool,
     /// The stream's records that others wrote.
     others: Vec<Record>,
     /// Those of the session's other streams, where this is a GET.
     elsewhere: Vec<Record>,
     /// The session's streams, while it isn't known which of them this is.
     candidates: Vec<Stream>,
+    /// The session had others, which were evicted.
+    some_evicted: bool,
     loaded: bool,
     own: Option<Record>,
     lane: Option<OwnLane>,
@@ -141,9 +149,11 @@ impl Recorder {
             calls,
             sent: (carries == Carries::NewStream).then_some(sent),
             changed: false,
+            answered: false,
             others: Vec::new(),
             elsewhere: Vec::new(),
             candidates: Vec::new(),
+            some_evicted: false,
             loaded: false,
             own: None,
             lane: None,
@@ -298,7 +308,9 @@ impl Recorder {
         for answered in &batch.answers {
             let at = answered.id.as_ref().map_or(before, |id| self.ordinal(id));
             let at = at.saturating_add(u32::from(!answered.own));
-            self.changed |= self.calls.answer(answered.call, at);
+            let is_news = self.calls.answer(answered.call, at);
+            self.changed |= is_news;
+            self.answered |= is_news;
         }
     }
 
@@ -320,7 +332,11 @@ impl Recorder {
             return;
         }
         let ids_per_stream = ledger.shape().ids;
-        let live = matches!(self.carries, Carries::NewStream | Carries::Standalone);
+        let how = match self.carries {
+            Carries::NewStream | Carries::Standalone => How::Live,
+            Carries::Unknown | Carries::Known(_, StreamKind::Unplaced) => How::Unplaced,
+            Carries::Known(..) => How::Replayed,
+        };
         let mut keys = Vec::new();
         for (id, data) in &batch.ids {
             if self.knows(id) {
@@ -355,10 +371,8 @@ impl Recorder {
             }
         }
         self.write(ledger, at);
-        if self.carries != Carries::Unknown {
-            for key in keys {
-                ledger.note_distinctive(at, self.session, key, live);
-            }
+        for key in keys {
+            ledger.note_distinctive(at, self.session, key, how);
         }
     }
 
@@ -399,7 +413,9 @@ impl Recorder {
         if std::mem::replace(&mut self.loaded, true) || self.carries == Carries::NewStream {
             return;
         }
-        let streams = ledger.history(at, self.session).map(|h| h.streams).unwrap_or_default();
+        let history = ledger.history(at, self.session);
+        self.some_evicted = history.as_ref().is_some_and(|history| history.evicted);
+        let streams = history.map(|h| h.streams).unwrap_or_default();
         if self.carries == Carries::Unknown {
             self.candidates = streams;
             return;
@@ -418,9 +434,15 @@ impl Recorder {
     /// first id that is. What came between the two isn't known, so nothing is
     /// said of the order any more.
     fn join<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: &Batch) {
-        let known = self.candidates.iter().position(|stream| {
-            stream.kind != StreamKind::Unplaced
-                && batch.ids.iter().any(|(id, _)| stream.find(id).is_some())
+        let known = batch.ids.iter().find_map(|(id, _)| {
+            let mut with_id = self.candidates.iter().enumerate().filter(|(_, stream)| {
+                stream.kind != StreamKind::Unplaced && stream.find(id).is_some()
+            });
+            let (only, _) = with_id.next()?;
+            let may_be_anothers = with_id.next().is_some()
+                || (self.some_evicted && id.index_key().is_none())
+                || self.candidates.iter().any(|stream| stream.may_have_had(id));
+            (!may_be_anothers).then_some(only)
         });
         let Some(known) = known else { return };
         let stream = self.candidates.swap_remove(known);
@@ -484,7 +506,9 @@ impl Recorder {
 
     /// Writes what has changed without a new id.
     fn write_change<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
-        if self.changed && self.lane.is_some() && self.hold_lane(ledger, at) {
+        // An answer without an id belongs to the stream's record, too.
+        let belongs = self.answered && matches!(self.carries, Carries::Known(..));
+        if self.changed && (self.lane.is_some() || belongs) && self.hold_lane(ledger, at) {
             self.write(ledger, at);
         }
     }

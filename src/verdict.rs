@@ -289,17 +289,22 @@ pub fn judge<S: Store>(
         return only(Unverified(Doubt::UnknownSession));
     };
     if !issued.is_empty() {
-        let verdict = judge_issued(config, at.now_ms, &issued, &cursor);
+        // Answers and newer events may not have been written down.
+        let verdict = if ledger.is_doubted(at, session) {
+            Verdict::Continue
+        } else {
+            judge_issued(config, at.now_ms, history, &issued, &cursor)
+        };
         let pending = match verdict {
             Inconsistent(_) => history.pending_calls(&cursor),
             Verdict::Continue | Unverified(_) => SentIds::new(),
         };
-        return Judgement { verdict, stream: carried_on(&issued, &cursor), pending };
+        return Judgement { verdict, stream: carried_on(history, &issued, &cursor), pending };
     }
     // Rule 13.
     if config.history == config::History::Shared
         || !history.session.complete
-        || ledger.is_doubted(at, &history.session)
+        || ledger.is_doubted(at, session)
     {
         return only(Unverified(Doubt::HistoryIncomplete));
     }
@@ -327,7 +332,10 @@ fn streams_with<'a>(history: &'a History, cursor: &EventId) -> Vec<&'a Stream> {
 
 /// The stream that a resumption carries on: one that is open before one that
 /// may be finished, the newer before the older.
-fn carried_on(issued: &[&Stream], cursor: &EventId) -> Option<CarriedOn> {
+fn carried_on(history: &History, issued: &[&Stream], cursor: &EventId) -> Option<CarriedOn> {
+    if history.may_have_evicted(cursor) {
+        return None;
+    }
     let stream = issued.iter().max_by_key(|s| (s.finished() == Finished::No, s.number))?;
     Some(CarriedOn {
         number: stream.number,
@@ -338,13 +346,25 @@ fn carried_on(issued: &[&Stream], cursor: &EventId) -> Option<CarriedOn> {
 }
 
 /// The rules for a cursor that was issued on this session.
-fn judge_issued(config: &Config, now_ms: u64, issued: &[&Stream], cursor: &EventId) -> Verdict {
+fn judge_issued(
+    config: &Config,
+    now_ms: u64,
+    history: &History,
+    issued: &[&Stream],
+    cursor: &EventId,
+) -> Verdict {
+    let unplaced_ms = history.last_unplaced_ms();
+    let is_open = |stream: &&&Stream| {
+        stream.finished() == Finished::No
+            && (stream.kind == StreamKind::Standalone || unplaced_ms.is_none())
+    };
     // Rule 9.
-    if issued.iter().filter(|stream| stream.finished() == Finished::No).count() > 1 {
+    if issued.iter().filter(is_open).count() > 1 {
         return Verdict::Inconsistent(Fault::AmbiguousCursor);
     }
     // Rule 10. Of several streams the server may take any.
-    if issued.iter().all(|stream| is_below_floor(config, now_ms, stream, cursor)) {
+    let is_below = |stream: &&Stream| is_below_floor(config, now_ms, unplaced_ms, stream, cursor);
+    if issued.iter().all(is_below) {
         return Verdict::Inconsistent(Fault::BelowFloor);
     }
     // Rule 12.
@@ -353,14 +373,20 @@ fn judge_issued(config: &Config, now_ms: u64, issued: &[&Stream], cursor: &Event
 
 /// Whether the declared floor of a stream is above the cursor: more is owed
 /// than the server keeps, or something is, and the server keeps it no longer.
-fn is_below_floor(config: &Config, now_ms: u64, stream: &Stream, cursor: &EventId) -> bool {
+fn is_below_floor(
+    config: &Config,
+    now_ms: u64,
+    unplaced_ms: Option<u64>,
+    stream: &Stream,
+    cursor: &EventId,
+) -> bool {
     let Some(placement) = stream.find(cursor) else { return false };
     if placement.owed == 0 {
         return false;
     }
     let retention = &config.retention;
     let too_many = retention.events_per_stream.is_some_and(|kept| placement.owed > kept);
-    let idle_ms = now_ms.saturating_sub(stream.last_event_ms());
+    let idle_ms = now_ms.saturating_sub(stream.last_event_ms().max(unplaced_ms.unwrap_or(0)));
     let older_than = |seconds: Option<u64>| {
         seconds.is_some_and(|seconds| idle_ms > seconds.saturating_mul(1000))
     };

@@ -16,8 +16,30 @@ pub struct Entry {
     key: u64,
     /// The session that was sent it first.
     pub session: u64,
-    /// Another one was sent it, too: it is not distinctive after all.
-    pub shared: bool,
+    /// Whether another one was sent it, too: it is not distinctive after all.
+    pub shared: Shared,
+}
+
+/// Whether several sessions were sent an id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shared {
+    /// One was.
+    No,
+    /// Several were, live.
+    Live,
+    /// Only in a replay that may have been another session's.
+    Replayed,
+}
+
+/// How a session was sent an id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// Live.
+    Live,
+    /// In a resumption.
+    Replayed,
+    /// In a resumption of which the stream is not known.
+    Unplaced,
 }
 
 /// What noting an id found.
@@ -46,7 +68,15 @@ impl Bucket {
             return Bucket::default();
         }
         let entries = reader.list(|reader| {
-            Some(Entry { key: reader.u64()?, session: reader.u64()?, shared: reader.u8()? != 0 })
+            Some(Entry {
+                key: reader.u64()?,
+                session: reader.u64()?,
+                shared: match reader.u8()? {
+                    0 => Shared::No,
+                    1 => Shared::Live,
+                    _ => Shared::Replayed,
+                },
+            })
         });
         Bucket(entries.unwrap_or_default())
     }
@@ -58,7 +88,11 @@ impl Bucket {
         writer.list(&self.0, |w, entry| {
             w.u64(entry.key);
             w.u64(entry.session);
-            w.u8(entry.shared.into());
+            w.u8(match entry.shared {
+                Shared::No => 0,
+                Shared::Live => 1,
+                Shared::Replayed => 2,
+            });
         });
         writer.finish()
     }
@@ -70,19 +104,27 @@ impl Bucket {
 
     /// Notes that a session was sent the id, and whether that changed the
     /// bucket.
-    pub fn note(&mut self, key: u64, session: u64) -> (bool, Noted) {
+    pub fn note(&mut self, key: u64, session: u64, how: How) -> (bool, Noted) {
         match self.0.iter_mut().find(|entry| entry.key == key) {
             Some(entry) if entry.session == session => (false, Noted::Own),
-            Some(entry) if entry.shared => (false, Noted::Shared),
+            Some(entry) if how != How::Live => {
+                let changed = entry.shared == Shared::No;
+                if changed {
+                    entry.shared = Shared::Replayed;
+                }
+                (changed, Noted::Own)
+            }
+            Some(entry) if entry.shared == Shared::Live => (false, Noted::Shared),
             Some(entry) => {
-                entry.shared = true;
+                entry.shared = Shared::Live;
                 (true, Noted::SharedWith(entry.session))
             }
             None => {
                 if self.0.len() >= ENTRIES {
                     self.0.remove(0);
                 }
-                self.0.push(Entry { key, session, shared: false });
+                let shared = if how == How::Unplaced { Shared::Replayed } else { Shared::No };
+                self.0.push(Entry { key, session, shared });
                 (true, Noted::Own)
             }
         }

@@ -7,7 +7,7 @@
 //! | `mcprg.s.<set>` | a set of sessions with the directories of their records | all, by compare-and-swap |
 //! | `mcprg.l.<set>.<way>.<lane>` | a record | the connection that the directory names, without CAS and without reading |
 //! | `mcprg.i.<bucket>` | a bucket of the index of distinctive ids | all, by compare-and-swap |
-//! | `mcprg.d.<set>` | when a write to the set was given up | all, blindly |
+//! | `mcprg.d.<set>` | a mark: a write to the set was given up | all, blindly |
 //!
 //! A writer that has lost its lane (its session or its stream was evicted)
 //! doesn't know at once and may overwrite the record of the one that has it
@@ -29,7 +29,7 @@ use crate::jsonrpc::{Calls, SentIds};
 use crate::recorder::Carries;
 use crate::store::{ABSENT, GaveUp, MAX_TRIES, Store, update};
 use crate::telemetry::Tally;
-use index::{Bucket, Noted};
+use index::{Bucket, How, Noted, Shared};
 use record::Record;
 use stream::{History, Stream};
 use table::{Lane, Session, Set, Shape, StreamKind};
@@ -81,8 +81,9 @@ impl Opening {
         match self.carries {
             Carries::NewStream => StreamKind::Post,
             Carries::Standalone => StreamKind::Standalone,
-            Carries::Known(_, kind) => kind,
-            Carries::Unknown => StreamKind::Unplaced,
+            Carries::Known(_, StreamKind::Standalone) => StreamKind::Standalone,
+            // The stream is gone, or its kind wouldn't be asked for.
+            Carries::Known(..) | Carries::Unknown => StreamKind::Unplaced,
         }
     }
 }
@@ -206,6 +207,7 @@ impl Ledger {
         };
         let opened =
             self.change_session(at, opening.session, Missing::Adopt, |session, tally| {
+                let kind = stream.as_ref().map(|stream| stream.kind);
                 let stream = stream.as_ref().map(|stream| stream.number);
                 let current = session.lanes.iter().filter(|lane| Some(lane.stream) == stream);
                 if !current.eq(&seen) {
@@ -215,11 +217,12 @@ impl Ledger {
                 session.complete &= opening
                     .lost_with
                     .is_none_or(|known_since| known_since == session.known_since_ms);
+                let kind = kind.unwrap_or_else(|| opening.kind());
                 let number = stream.unwrap_or_else(|| session.new_stream());
                 let mut lane = Lane {
                     number: 0,
                     stream: number,
-                    kind: opening.kind(),
+                    kind,
                     closed: false,
                     finished: false,
                     nonce: opening.nonce,
@@ -532,22 +535,17 @@ impl Ledger {
         }
     }
 
-    /// A write was given up: no session of the set that is known by now counts
-    /// as complete any more.
+    /// A write was given up: nothing is proven of the sessions of this set any
+    /// more.
     fn doubt<S: Store>(&self, at: &Access<'_, S>, fingerprint: SessionFingerprint) {
         let key = doubt_key(self.shape.set_of(fingerprint.short()));
         // Without a CAS there is nothing to conflict with.
-        let _ = at.store.set(&key, &at.now_ms.to_le_bytes(), None);
+        let _ = at.store.set(&key, b"!", None);
     }
 
-    /// Whether a write of this session may have been given up.
-    pub fn is_doubted<S: Store>(&self, at: &Access<'_, S>, session: &Session) -> bool {
-        let key = doubt_key(self.shape.set_of(session.fingerprint.short()));
-        at.store
-            .get(&key)
-            .0
-            .and_then(|value| value.try_into().ok().map(u64::from_le_bytes))
-            .is_some_and(|doubted_ms| doubted_ms >= session.known_since_ms)
+    /// Whether a write of this session, known or not, may have been given up.
+    pub fn is_doubted<S: Store>(&self, at: &Access<'_, S>, session: SessionFingerprint) -> bool {
+        at.store.get(&doubt_key(self.shape.set_of(session.short()))).0.is_some()
     }
 
     /// Whether this cursor is known to have been issued on another session
@@ -559,12 +557,14 @@ impl Ledger {
         own: Option<SessionFingerprint>,
     ) -> bool {
         let own_session = own.and_then(|own| self.session(at, own));
-        if own_session.as_ref().is_some_and(|session| self.is_doubted(at, session)) {
+        if own.is_some_and(|own| self.is_doubted(at, own)) {
             return false;
         }
         cursor.distinctive_keys().any(|key| {
             let bucket = Bucket::decode(&at.store.get(&self.bucket_key(key)).0.unwrap_or_default());
-            let Some(entry) = bucket.get(key).filter(|entry| !entry.shared) else { return false };
+            let Some(entry) = bucket.get(key).filter(|entry| entry.shared == Shared::No) else {
+                return false;
+            };
             if own.is_some_and(|own| own.short() == entry.session) {
                 return false;
             }
@@ -583,25 +583,23 @@ impl Ledger {
                     .read_records(at, other.clone())
                     .streams
                     .iter()
+                    .filter(|stream| stream.kind != StreamKind::Unplaced)
                     .any(|stream| stream.find(cursor).is_some())
         })
     }
 
     /// Notes in the index that a session was sent a distinctive id or
-    /// sequence. `live`: not in a replay that may be another session's.
+    /// sequence.
     pub(crate) fn note_distinctive<S: Store>(
         &self,
         at: &mut Access<'_, S>,
         session: SessionFingerprint,
         key: u64,
-        live: bool,
+        how: How,
     ) {
         let noted = update(at.store, at.tally, &self.bucket_key(key), |value, _| {
             let mut bucket = Bucket::decode(value);
-            if !live && bucket.get(key).is_some() {
-                return (None, Noted::Own);
-            }
-            let (changed, noted) = bucket.note(key, session.short());
+            let (changed, noted) = bucket.note(key, session.short(), how);
             (changed.then(|| bucket.encode()), noted)
         });
         let kin = match noted {
@@ -649,7 +647,7 @@ fn max_state(shape: &Shape) -> (u64, u64) {
         .saturating_mul(record_bytes)
         .saturating_add(sets.saturating_mul(shape.max_set_bytes()))
         .saturating_add(buckets.saturating_mul(Bucket::MAX_BYTES))
-        .saturating_add(sets.saturating_mul(8));
+        .saturating_add(sets);
     (bytes, records.saturating_add(sets.saturating_mul(2)).saturating_add(buckets))
 }
 

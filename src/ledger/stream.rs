@@ -54,6 +54,14 @@ impl Stream {
         least.map(|owed| Placement { owed: if self.is_ordered() { owed } else { 0 } })
     }
 
+    /// Whether it may have issued an id, one that other streams have as well,
+    /// that is not known here any more.
+    pub fn may_have_had(&self, id: &EventId) -> bool {
+        id.index_key().is_none()
+            && self.find(id).is_none()
+            && self.records.iter().any(|record| record.may_have_evicted(id))
+    }
+
     /// Whether the order of all ids is the order of the records.
     fn is_ordered(&self) -> bool {
         let mut before: u64 = 0;
@@ -123,6 +131,20 @@ pub struct History {
 }
 
 impl History {
+    /// Whether a stream that isn't known to have an id may have it all the
+    /// same: one that other streams have as well, and that was evicted.
+    pub fn may_have_evicted(&self, id: &EventId) -> bool {
+        (self.evicted && id.index_key().is_none())
+            || self.streams.iter().any(|stream| stream.may_have_had(id))
+    }
+
+    /// When the newest event came on a stream that isn't known: it may have
+    /// been any stream's, and so may the answers that came there.
+    pub fn last_unplaced_ms(&self) -> Option<u64> {
+        let unplaced = self.streams.iter().filter(|s| s.kind == StreamKind::Unplaced);
+        unplaced.map(Stream::last_event_ms).max()
+    }
+
     /// The ids of the calls that wait for what follows a cursor, where that
     /// stands on, or belongs to the sequence of, one POST's stream alone.
     pub fn pending_calls(&self, cursor: &EventId) -> SentIds {

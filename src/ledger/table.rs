@@ -92,7 +92,7 @@ impl Shape {
         const SETTLED: u64 = 1 + MAX_SETTLED as u64 * 8;
         const SENT: u64 = 1 + MAX_SENT_BYTES as u64;
         const SESSION: u64 = 1 + 16 + 1 + 8 + 8 + 4 + KIN + SETTLED + SENT + 1;
-        const SET: u64 = 1 + 1 + REMEMBERED_EVICTIONS as u64 * 4 + 1;
+        const SET: u64 = 1 + 1 + REMEMBERED_EVICTIONS as u64 * 4 + 4 + 1;
         let session = SESSION.saturating_add(LANE.saturating_mul(self.lanes().into()));
         SET.saturating_add(session.saturating_mul(self.ways.into()))
     }
@@ -312,6 +312,9 @@ impl Session {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Set {
     evictions: Vec<u32>,
+    /// Slots that were taken so far: a session that comes back counts its
+    /// streams from another number than before.
+    inserted: u32,
     sessions: Vec<Session>,
 }
 
@@ -328,6 +331,7 @@ impl Set {
             return None;
         }
         let evictions = reader.list(Reader::u32)?;
+        let inserted = reader.u32()?;
         let sessions = reader.list(|reader| {
             let way = reader.u8()?;
             let fingerprint = SessionFingerprint(reader.u128()?);
@@ -368,7 +372,7 @@ impl Set {
                 settled: reader.list(Reader::u64)?,
             })
         })?;
-        Some(Set { evictions, sessions })
+        Some(Set { evictions, inserted, sessions })
     }
 
     /// Its bytes in shared data.
@@ -376,6 +380,7 @@ impl Set {
         let mut writer = Writer::with_capacity(512);
         writer.u8(VERSION);
         writer.list(&self.evictions, |w, eviction| w.u32(*eviction));
+        writer.u32(self.inserted);
         writer.list(&self.sessions, |w, session| {
             w.u8(session.way);
             w.u128(session.fingerprint.0);
@@ -440,6 +445,7 @@ impl Set {
             Some(way) => way,
             None => self.evict(idle_ms, now_ms, tally)?,
         };
+        self.inserted = self.inserted.wrapping_add(1);
         let was_evicted = self.evictions.contains(&remembered(fingerprint));
         self.sessions.push(Session {
             way,
@@ -451,7 +457,7 @@ impl Set {
             known_since_ms: now_ms,
             last_used_ms: now_ms,
             kin: Vec::new(),
-            next_stream: 0,
+            next_stream: self.inserted << 16,
             lanes: Vec::new(),
             sent: Vec::new(),
             settled: Vec::new(),
