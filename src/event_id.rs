@@ -202,6 +202,7 @@ struct Run {
     beyond_hex: bool,
     /// How often a letter follows a digit, or a digit a letter.
     changes: u16,
+    vowels: u16,
     /// How often a character is the one before.
     repeats: u16,
     last: Option<u8>,
@@ -219,6 +220,9 @@ impl Run {
         };
         *count = count.saturating_add(1);
         self.beyond_hex |= !byte.is_ascii_hexdigit();
+        if b"AEIOUaeiou".contains(&byte) {
+            self.vowels = self.vowels.saturating_add(1);
+        }
         if self.last.is_some_and(|last| last.is_ascii_digit() != digit) {
             self.changes = self.changes.saturating_add(1);
         }
@@ -236,12 +240,16 @@ impl Run {
             let timestamp = (13..=19).contains(&run.digits);
             return if timestamp { TIMESTAMP_BITS } else { 0.0 };
         }
-        // `sha256`, `event12`, `v2`: words with a number, not random.
+        // `sha256`, `event12`, `v2`: words with a number, not random. But a
+        // long run in base 32 may have no digit in its midst; it is no word if
+        // it has few vowels.
         if run.changes < 2 {
-            return 0.0;
+            let no_word = letters >= 20 && run.vowels.saturating_mul(4) <= letters;
+            return if no_word { len * 4.7 } else { 0.0 };
         }
         // `20251125T101530Z`: random text has more letters.
-        if letters.saturating_mul(6) < run.digits {
+        let short = letters.saturating_add(run.digits) <= 24;
+        if short && letters.saturating_mul(6) < run.digits {
             return if run.digits >= 12 { TIMESTAMP_BITS } else { 0.0 };
         }
         let two_cases = run.upper > 0 && run.lower > 0;
@@ -296,9 +304,10 @@ mod tests {
     fn distinctive_ids() {
         for text in [
             "550e8400-e29b-41d4-a716-446655440000",
-            "12345678-e29b-4fd4-a7c6-446655440000",
+            "12345678-1234-4234-9234-123456789012",
             "550e8400e29b41d4a716446655440000",
             "7ZKQ3M5VXN2LB4YTRW6CJHDPAE_3",
+            "QZKQXMUVXNGLBHYTRWICJHDPAE_3",
             "MmY0YzNkN2E5YjFlOGY2Yw==:c3RyZWFtLTdmM2E5YzFlNWIyZA==:17",
             "7ZKQ3M5VXN2LB4YTRW6CJHDPAE",
             "01ARZ3NDEKTSV4RRFFQ69G5FAV",
@@ -327,6 +336,7 @@ mod tests {
             "abc123-def456",
             "_GET_stream",
             "standalone-notifications-of-the-server",
+            "STANDALONENOTIFICATIONSOFTHESERVER_1",
             "00000000000000a1",
             "0x0000000000000001",
             "20251125T101530Z-0",

@@ -22,7 +22,11 @@ _BASE36 = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def _random_text(alphabet: str, length: int) -> str:
-    return "".join(random.choices(alphabet, k=length))
+    """Random text; one in a thousand has hardly a digit, and could be taken for a word."""
+    while True:
+        text = "".join(random.choices(alphabet, k=length))
+        if sum(character.isdigit() for character in text) >= 2:
+            return text
 
 
 class EventIds:
