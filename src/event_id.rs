@@ -304,7 +304,7 @@ mod tests {
     fn distinctive_ids() {
         for text in [
             "550e8400-e29b-41d4-a716-446655440000",
-            "12345678-1234-4234-9234-123456789012",
+            "12345678-1a34-4234-9234-123456789012",
             "550e8400e29b41d4a716446655440000",
             "7ZKQ3M5VXN2LB4YTRW6CJHDPAE_3",
             "QZKQXMUVXNGLBHYTRWICJHDPAE_3",
