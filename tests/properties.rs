@@ -5,6 +5,13 @@
 //! proxies that misbehave in every way that was seen. Whatever comes, an id
 //! that was issued is never called inconsistent; and where nothing had to be
 //! forgotten, the verdict is the twin's.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::string_slice,
+    clippy::arithmetic_side_effects,
+    reason = "a test may fail"
+)]
 
 mod support {
     #[path = "mod.rs"]
@@ -289,7 +296,7 @@ impl Setup {
         format!(
             r#"{{"history":"{}","mode":"{}","retention":{{"events_per_stream":{},"seconds":{},
             "finished_stream_seconds":{}}},"state":{{"sessions":{},"streams_per_session":{},
-            "ids_per_stream":{}}},"limits":{{"event_id_bytes":{EVENT_ID_BYTES}}}}}"#,
+            "ids_per_stream":{}}},"reject":{{"pending_calls":"status"}},"limits":{{"event_id_bytes":{EVENT_ID_BYTES}}}}}"#,
             if self.exclusive { "exclusive" } else { "shared" },
             if self.observe { "observe" } else { "enforce" },
             number(self.events_per_stream),
@@ -326,7 +333,8 @@ fn respond(
 ) -> Running {
     *nonces += 1;
     let (nonce, list) = (*nonces, support::fields(list));
-    let step = gateway.with(|guard, at| exchange.response(guard, at, &list, || true, || nonce));
+    let step =
+        gateway.with(|guard, at| exchange.response(guard, at, &list, false, || true, || nonce));
     Running { exchange, body: step.body }
 }
 
@@ -486,7 +494,7 @@ impl World {
                 event.id.as_deref(),
                 event.data,
                 event.answers,
-                event.rank,
+                (open.stream, event.rank),
             );
         }
     }
@@ -580,7 +588,9 @@ impl World {
                 };
                 let call = self.next_call;
                 self.next_call += 1;
-                exchange.request_body(&gateway.guard, body(&[call]).as_bytes(), true);
+                gateway.with(|guard, at| {
+                    exchange.request_body(guard, at, body(&[call]).as_bytes(), true)
+                });
                 let content_type =
                     if stream.is_some() { "text/event-stream" } else { "application/json" };
                 let running = respond(
@@ -616,11 +626,14 @@ impl World {
                 let text = if readable { body(&calls) } else { "{".to_owned() };
                 let response = [(":status", "200"), ("content-type", "text/event-stream")];
                 if !late {
-                    exchange.request_body(&gateway.guard, text.as_bytes(), true);
+                    gateway
+                        .with(|guard, at| exchange.request_body(guard, at, text.as_bytes(), true));
                 }
                 let mut running = respond(gateway, &mut self.nonces, exchange, &response);
                 if late {
-                    running.exchange.request_body(&gateway.guard, text.as_bytes(), true);
+                    gateway.with(|guard, at| {
+                        running.exchange.request_body(guard, at, text.as_bytes(), true)
+                    });
                 }
                 let stream = self.new_stream(session, format);
                 self.streams[stream].awaited.clone_from(&calls);
@@ -741,7 +754,7 @@ impl World {
             self.twin.rename(SESSIONS[asked], SESSIONS[answered]);
         }
         let stream = self.standalone(answered, format);
-        let twin = self.twin.listen(SESSIONS[answered]);
+        let twin = self.twin.listen(SESSIONS[asked], SESSIONS[answered]);
         self.connect(worker, running, stream, twin);
         if replay {
             let log = self.streams[stream].log.clone();
@@ -813,7 +826,11 @@ impl World {
                 let Answer::Passed { mut exchange, .. } = gateway.request(&request) else {
                     return self.refused_as_ended(from);
                 };
-                exchange.request_body(&gateway.guard, body(&[0]).as_bytes(), true);
+                let call = self.next_call;
+                self.next_call += 1;
+                gateway.with(|guard, at| {
+                    exchange.request_body(guard, at, body(&[call]).as_bytes(), true)
+                });
                 let content_type = match via {
                     Via::Json => "application/json",
                     _ => "text/event-stream",
@@ -827,8 +844,8 @@ impl World {
                 self.twin.rename(SESSIONS[from], SESSIONS[to]);
                 if let Via::Post(format) = via {
                     let stream = self.new_stream(to, format);
-                    self.streams[stream].awaited = vec![0];
-                    let twin = self.twin.post(SESSIONS[to], Some(vec![0]));
+                    self.streams[stream].awaited = vec![call];
+                    let twin = self.twin.post(SESSIONS[to], Some(vec![call]));
                     self.connect(worker, running, stream, twin);
                 }
                 Ok(())
@@ -890,8 +907,8 @@ impl World {
 
     /// All that was issued, on its own session and on the others.
     fn ask_all(&mut self) -> TestCaseResult {
-        for issued_on in 0..SESSIONS.len() {
-            for cursor in self.twin.issued(SESSIONS[issued_on]) {
+        for issued_on in SESSIONS {
+            for cursor in self.twin.issued(issued_on) {
                 for session in 0..SESSIONS.len() {
                     let worker = self.worker();
                     self.ask(worker, session, &cursor)?;
@@ -1191,12 +1208,12 @@ proptest! {
             if let Some(line) = step.log {
                 prop_assert!(!line.to_string().is_empty());
             }
-            for part in &sent {
-                exchange.request_body(&gateway.guard, part, false);
-            }
-            exchange.request_body(&gateway.guard, b"", true);
             gateway.with(|guard, at| {
-                exchange.response(guard, at, &response, || true, || number as u64);
+                for part in &sent {
+                    exchange.request_body(guard, at, part, false);
+                }
+                exchange.request_body(guard, at, b"", true);
+                exchange.response(guard, at, &response, false, || true, || number as u64);
                 for part in &received {
                     exchange.response_body(guard, at, part);
                 }
@@ -1368,7 +1385,7 @@ mod interleaved {
             ]);
             let step = self
                 .gateway
-                .with(|guard, at| exchange.response(guard, at, &list, || true, || number));
+                .with(|guard, at| exchange.response(guard, at, &list, false, || true, || number));
             if step.body {
                 self.open.push((exchange, session, number));
             }
@@ -1416,7 +1433,9 @@ mod interleaved {
                 }
                 Step::Post(session) => {
                     if let Some(mut exchange) = self.request("POST", Some(session.into())) {
-                        exchange.request_body(&self.gateway.guard, body(&[1]).as_bytes(), true);
+                        self.gateway.with(|guard, at| {
+                            exchange.request_body(guard, at, body(&[1]).as_bytes(), true)
+                        });
                         self.respond(exchange, session.into(), true);
                     }
                 }

@@ -3,6 +3,12 @@
 //! the top. Where the design leaves room (who overtook whom on two connections
 //! at once), it gives every verdict that is right.
 #![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    reason = "a test may fail"
+)]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,8 +17,8 @@ use mcp_resume_guard::fingerprint::Secret;
 
 const SECRET: Secret = Secret::new([1; 16]);
 
-/// With more relatives the guard may take a session for everybody's.
-const MANY_KIN: usize = 1;
+/// With more relatives the guard takes a session for everybody's.
+const MANY_KIN: usize = 4;
 
 /// What the twin has to know of the configuration.
 #[derive(Debug, Clone, Default)]
@@ -36,24 +42,25 @@ pub enum Kind {
 pub struct Issued {
     pub text: String,
     pub data: bool,
-    /// Its place in the server's log.
-    rank: usize,
+    /// The server's stream, and its place there.
+    place: (usize, usize),
     issued_ms: u64,
     /// Sent by a connection of which it is certain what it carries.
     placed: bool,
-    /// Sent first in what can't be another session's replay.
-    live: bool,
 }
 
 #[derive(Debug)]
 pub struct Stream {
     kind: Kind,
     ids: Vec<Issued>,
-    /// The requests without an answer; `None`: can't be told.
-    pending: Option<Vec<u32>>,
+    /// The requests that it answers; `None`: can't be told.
+    calls: Option<Vec<u32>>,
+    /// A connection was found to be this stream's after it had brought data,
+    /// which may have been answers.
+    calls_doubtful: bool,
     last_issued_ms: u64,
-    /// Connections that have sent something new on it.
-    writers: BTreeSet<usize>,
+    /// Connections that have sent something new on it, the newest last.
+    writers: Vec<usize>,
     /// Two connections delivered at once, or what one carried was guessed:
     /// which of two ids came first isn't certain.
     order_uncertain: bool,
@@ -66,49 +73,64 @@ enum Finished {
     Unknown,
 }
 
+/// What was seen of the answers, wherever it came, and of streams that aren't
+/// known.
+#[derive(Debug, Clone, Copy)]
+struct Seen<'a> {
+    answered: &'a BTreeSet<u32>,
+    /// When the newest event came on a stream that isn't known.
+    unplaced_ms: Option<u64>,
+}
+
 impl Stream {
-    fn finished(&self) -> Finished {
-        match (self.kind, &self.pending) {
+    fn finished(&self, answered: &BTreeSet<u32>) -> Finished {
+        match (self.kind, &self.calls) {
             (Kind::Standalone, _) => Finished::No,
             (Kind::Unplaced, _) | (Kind::Post, None) => Finished::Unknown,
-            (Kind::Post, Some(pending)) if pending.is_empty() => Finished::Yes,
+            (Kind::Post, Some(calls)) if calls.iter().all(|call| answered.contains(call)) => {
+                Finished::Yes
+            }
             (Kind::Post, Some(_)) => Finished::No,
         }
+    }
+
+    /// Whether the guard can know as much.
+    fn finished_is_certain(&self, seen: Seen<'_>) -> bool {
+        self.kind != Kind::Post || (!self.calls_doubtful && seen.unplaced_ms.is_none())
     }
 
     fn find(&self, text: &str) -> Option<(usize, &Issued)> {
         self.ids.iter().enumerate().find(|(_, id)| id.text == text)
     }
 
-    fn is_below_floor(&self, rules: &Rules, now_ms: u64, text: &str) -> bool {
-        let Some((at, _)) = self.find(text) else { return false };
+    fn is_below_floor(&self, rules: &Rules, now_ms: u64, seen: Seen<'_>, text: &str) -> Certainty {
+        let Some((at, _)) = self.find(text) else { return Certainty::No };
         let owed = self.ids[at + 1..].iter().filter(|id| id.data).count() as u64;
-        self.is_too_much(rules, now_ms - self.last_issued_ms, owed)
-    }
-
-    /// The same by the server's order.
-    fn is_below_floor_by_rank(&self, rules: &Rules, now_ms: u64, text: &str) -> bool {
-        let Some((_, cursor)) = self.find(text) else { return false };
-        let later = self.ids.iter().filter(|id| id.rank > cursor.rank);
-        let owed = later.clone().filter(|id| id.data).count() as u64;
-        let newest_ms = later.map(|id| id.issued_ms).max().unwrap_or(now_ms);
-        self.is_too_much(rules, now_ms - newest_ms, owed)
+        let last_ms = self.last_issued_ms.max(seen.unplaced_ms.unwrap_or(0));
+        self.is_too_much(rules, now_ms - last_ms, seen, owed)
     }
 
     /// Whether more is owed than the server keeps, or for longer.
-    fn is_too_much(&self, rules: &Rules, idle_ms: u64, owed: u64) -> bool {
+    fn is_too_much(&self, rules: &Rules, idle_ms: u64, seen: Seen<'_>, owed: u64) -> Certainty {
         if owed == 0 {
-            return false;
+            return Certainty::No;
+        }
+        if rules.events_per_stream.is_some_and(|kept| owed > kept) {
+            return Certainty::Yes;
         }
         let older_than = |seconds: Option<u64>| seconds.is_some_and(|s| idle_ms > s * 1000);
-        let too_old = match self.finished() {
-            Finished::No => older_than(rules.seconds),
-            Finished::Yes => older_than(rules.finished_stream_seconds),
-            Finished::Unknown => {
-                older_than(rules.seconds) && older_than(rules.finished_stream_seconds)
-            }
+        let open = older_than(rules.seconds);
+        let finished = older_than(rules.finished_stream_seconds);
+        let too_old = match self.finished(seen.answered) {
+            Finished::No => open,
+            Finished::Yes => finished,
+            Finished::Unknown => open && finished,
         };
-        too_old || rules.events_per_stream.is_some_and(|kept| owed > kept)
+        match too_old {
+            false => Certainty::No,
+            true if self.finished_is_certain(seen) || (open && finished) => Certainty::Yes,
+            true => Certainty::Perhaps,
+        }
     }
 }
 
@@ -117,22 +139,62 @@ pub struct Session {
     complete: bool,
     ended: bool,
     streams: Vec<Stream>,
-    /// The sessions whose names this one had.
-    renamed_from: BTreeSet<String>,
-    /// Distinctive ids that were sent here live.
-    live: BTreeSet<String>,
-    /// Distinctive ids and sequences of all that was sent here.
-    keys: BTreeSet<u64>,
+    /// Sessions that were sent the same ids live, or whose names it had.
+    kin: BTreeSet<String>,
+    /// The guard may have come to take it for everybody's kin.
+    perhaps_everybodys: bool,
 }
 
 impl Session {
-    fn ids(&self) -> impl Iterator<Item = &Issued> {
-        self.streams.iter().filter(|s| s.kind != Kind::Unplaced).flat_map(|s| &s.ids)
-    }
-
     fn has(&self, text: &str) -> bool {
         self.streams.iter().any(|stream| stream.find(text).is_some())
     }
+
+    fn has_placed(&self, text: &str) -> bool {
+        self.streams.iter().any(|s| s.kind != Kind::Unplaced && s.find(text).is_some())
+    }
+
+    /// Whether a cursor is below the floor by the server's order, whatever
+    /// streams the ids were taken to be of.
+    fn is_below_floor_at_the_server(
+        &self,
+        rules: &Rules,
+        now_ms: u64,
+        seen: Seen<'_>,
+        text: &str,
+    ) -> bool {
+        let all = || self.streams.iter().flat_map(|stream| &stream.ids);
+        self.streams.iter().filter_map(|stream| Some((stream, stream.find(text)?.1))).any(
+            |(stream, cursor)| {
+                let (source, rank) = cursor.place;
+                let later = all().filter(|id| id.place.0 == source && id.place.1 > rank);
+                let with_data = later.clone().filter(|id| id.data).map(|id| id.place.1);
+                let owed = with_data.collect::<BTreeSet<usize>>().len() as u64;
+                let newest_ms = later.map(|id| id.issued_ms).max().unwrap_or(now_ms);
+                stream.is_too_much(rules, now_ms - newest_ms, seen, owed) != Certainty::No
+            },
+        )
+    }
+
+    fn unplaced_ms(&self) -> Option<u64> {
+        let unplaced = self.streams.iter().filter(|s| s.kind == Kind::Unplaced);
+        unplaced.filter(|s| !s.ids.is_empty()).map(|s| s.last_issued_ms).max()
+    }
+}
+
+/// How an id was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    Live,
+    Replayed,
+    Unplaced,
+}
+
+/// That an id, or one of its sequence, was sent to a session.
+#[derive(Debug)]
+struct Sending {
+    session: String,
+    how: How,
 }
 
 /// What a connection carries.
@@ -153,8 +215,18 @@ pub struct Connection {
     number: usize,
     session: String,
     carries: Carries,
-    /// What it brings can't be another session's replay.
+    /// It begins a stream, or is a GET without a cursor.
     live: bool,
+    /// It is a GET that knew what it carries when it began.
+    is_placed_get: bool,
+    /// Where it stood when its first event came: how many ids each stream of
+    /// the session had.
+    lengths: Option<Vec<usize>>,
+    /// What is owed to it, and hasn't come.
+    owed: BTreeSet<String>,
+    /// What it was the first to send, with data.
+    pushed: BTreeSet<String>,
+    saw_data: bool,
 }
 
 /// Everything that ever was.
@@ -162,6 +234,10 @@ pub struct Connection {
 pub struct Twin {
     rules: Rules,
     sessions: BTreeMap<String, Session>,
+    /// By the key under which the guard knows them, in their order.
+    sendings: BTreeMap<u64, Vec<Sending>>,
+    /// The calls whose answers have passed, on whatever connection.
+    answered: BTreeSet<u32>,
     open: BTreeSet<usize>,
     connections: usize,
     pub now_ms: u64,
@@ -180,21 +256,23 @@ fn places(text: &str) -> [Option<(u64, u64)>; 2] {
     id_of(text).map_or([None; 2], |id| id.places.map(|p| p.map(|p| (p.sequence, p.index))))
 }
 
-/// The distinctive sequences in which an id stands.
-fn distinctive_sequences(text: &str) -> Vec<u64> {
-    let Some(id) = id_of(text) else { return Vec::new() };
-    let places = id.places.into_iter().zip(id.distinctive_sequence);
-    places
-        .filter_map(|(place, distinctive)| place.filter(|_| distinctive))
-        .map(|p| p.sequence)
-        .collect()
-}
-
 fn is_distinctive(text: &str) -> bool {
-    id_of(text).is_some_and(|id| id.distinctive)
+    id_of(text).is_some_and(|id| id.index_key().is_some())
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Whether a GET brings an id again that it found on another stream of the
+/// session, and that no two streams have by chance.
+fn is_elsewhere(
+    session: &Session,
+    own: Option<usize>,
+    text: &str,
+    had: impl Fn(usize, &Stream) -> bool,
+) -> bool {
+    let elsewhere = |(at, stream)| Some(at) != own && had(at, stream);
+    is_distinctive(text) && session.streams.iter().enumerate().any(elsewhere)
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Certainty {
     No,
     Perhaps,
@@ -251,9 +329,15 @@ impl Twin {
     }
 
     pub fn rename(&mut self, old: &str, new: &str) {
+        let older = self.sessions.get(old);
+        let kin = older.map(|session| session.kin.clone()).unwrap_or_default();
+        let perhaps_everybodys = older.is_some_and(|session| session.perhaps_everybodys);
         let session = self.sessions.entry(new.to_owned()).or_default();
         session.complete = false;
-        session.renamed_from.insert(old.to_owned());
+        session.kin.extend(kin);
+        session.kin.insert(old.to_owned());
+        session.perhaps_everybodys |= perhaps_everybodys || session.kin.len() > MANY_KIN;
+        self.make_incomplete(old);
     }
 
     pub fn make_incomplete(&mut self, session: &str) {
@@ -265,8 +349,18 @@ impl Twin {
     fn connect(&mut self, session: &str, carries: Carries) -> Connection {
         self.connections += 1;
         self.open.insert(self.connections);
-        let live = matches!(carries, Carries::NewStream(_) | Carries::Standalone);
-        Connection { number: self.connections, session: session.to_owned(), carries, live }
+        let is_new = matches!(carries, Carries::NewStream(_));
+        Connection {
+            live: is_new || matches!(carries, Carries::Standalone),
+            is_placed_get: !is_new && !matches!(carries, Carries::Unknown(_)),
+            number: self.connections,
+            session: session.to_owned(),
+            carries,
+            lengths: None,
+            owed: BTreeSet::new(),
+            pushed: BTreeSet::new(),
+            saw_data: false,
+        }
     }
 
     /// A POST's event stream. `calls`: its requests, `None` if unreadable.
@@ -274,8 +368,11 @@ impl Twin {
         self.connect(session, Carries::NewStream(calls))
     }
 
-    pub fn listen(&mut self, session: &str) -> Connection {
-        self.connect(session, Carries::Standalone)
+    /// A GET without a cursor. Answered under another session's name, what it
+    /// carries there is not known.
+    pub fn listen(&mut self, asked: &str, answered: &str) -> Connection {
+        let carries = if asked == answered { Carries::Standalone } else { Carries::Unknown(None) };
+        self.connect(answered, carries)
     }
 
     /// A resumption that passed. `asked`: the session of the request.
@@ -297,11 +394,21 @@ impl Twin {
             _ => Carries::Perhaps(
                 with_cursor
                     .into_iter()
-                    .max_by_key(|at| (streams[*at].finished() == Finished::No, *at))
+                    .max_by_key(|at| (streams[*at].finished(&self.answered) == Finished::No, *at))
                     .unwrap_or(0),
             ),
         };
-        self.connect(answered, carries)
+        let owed = match carries {
+            Carries::Stream(at) | Carries::Perhaps(at) => {
+                let (place, _) = streams[at].find(trimmed(cursor)).unwrap();
+                let later = streams[at].ids[place + 1..].iter();
+                later.filter(|id| id.data).map(|id| id.text.clone()).collect()
+            }
+            _ => BTreeSet::new(),
+        };
+        let mut connection = self.connect(answered, carries);
+        connection.owed = owed;
+        connection
     }
 
     pub fn close(&mut self, connection: &Connection) {
@@ -316,46 +423,65 @@ impl Twin {
         text: Option<&str>,
         data: bool,
         answers: Option<u32>,
-        rank: usize,
+        place: (usize, usize),
     ) {
         let text = text.map(trimmed).filter(|text| !text.is_empty());
         let too_long = text.is_some_and(|text| text.len() > self.rules.event_id_bytes);
-        if let Some(text) = text.filter(|_| !too_long) {
-            self.issue(connection, text, data, rank);
+        let recorded = text.filter(|_| !too_long);
+        // A GET reads what is known of its streams when the first id comes, a
+        // known stream's when the first event does.
+        if recorded.is_some()
+            || matches!(connection.carries, Carries::Stream(_) | Carries::Perhaps(_))
+        {
+            let streams = self.sessions.get(&connection.session).map(|session| &session.streams);
+            let lengths = || streams.into_iter().flatten().map(|s| s.ids.len()).collect();
+            connection.lengths.get_or_insert_with(lengths);
+        }
+        connection.saw_data |= data;
+        if let Some(text) = recorded {
+            self.issue(connection, text, data, place);
         }
         if text
             .is_some_and(|text| !comes_back_unchanged(text.as_bytes(), self.rules.event_id_bytes))
         {
             self.make_incomplete(&connection.session);
         }
-        let Some(answered) = answers else { return };
-        let pending = match &mut connection.carries {
-            Carries::NewStream(calls) => calls.as_mut(),
-            Carries::Stream(at) | Carries::Perhaps(at) => self
-                .sessions
-                .get_mut(&connection.session)
-                .and_then(|session| session.streams.get_mut(*at))
-                .and_then(|stream| stream.pending.as_mut()),
-            Carries::Standalone | Carries::Unknown(_) => None,
-        };
-        if let Some(pending) = pending {
-            pending.retain(|call| *call != answered);
+        if let Some(call) = answers {
+            self.answered.insert(call);
+            // It makes a record of its own for that.
+            if let Carries::Stream(at) | Carries::Perhaps(at) = connection.carries
+                && let Some(session) = self.sessions.get_mut(&connection.session)
+            {
+                session.streams[at].writers.push(connection.number);
+            }
         }
     }
 
-    fn issue(&mut self, connection: &mut Connection, text: &str, data: bool, rank: usize) {
+    fn issue(
+        &mut self,
+        connection: &mut Connection,
+        text: &str,
+        data: bool,
+        place: (usize, usize),
+    ) {
         let (now_ms, open) = (self.now_ms, &self.open);
         let session = self.sessions.entry(connection.session.clone()).or_default();
-        let new_stream = |kind, pending| Stream {
+        let new_stream = |kind, calls| Stream {
             kind,
             ids: Vec::new(),
-            pending,
+            calls,
+            calls_doubtful: false,
             last_issued_ms: now_ms,
-            writers: BTreeSet::new(),
+            writers: Vec::new(),
             order_uncertain: kind == Kind::Unplaced,
         };
         let mut placed = true;
-        let live = connection.live;
+        let lengths = connection.lengths.as_deref().unwrap_or_default();
+        // Whether the connection found this id on a stream.
+        let had = |at: usize, stream: &Stream| {
+            let length = lengths.get(at).copied().unwrap_or(0);
+            stream.find(text).is_some_and(|(place, _)| place < length)
+        };
         let at = match &mut connection.carries {
             Carries::NewStream(calls) => {
                 session.streams.push(new_stream(Kind::Post, calls.take()));
@@ -365,10 +491,14 @@ impl Twin {
             }
             Carries::Standalone => {
                 let standalone = |stream: &Stream| stream.kind == Kind::Standalone;
-                session.streams.iter().position(standalone).unwrap_or_else(|| {
-                    session.streams.push(new_stream(Kind::Standalone, None));
-                    session.streams.len() - 1
-                })
+                match session.streams.iter().position(standalone) {
+                    Some(at) => at,
+                    None if is_elsewhere(session, None, text, had) => return,
+                    None => {
+                        session.streams.push(new_stream(Kind::Standalone, None));
+                        session.streams.len() - 1
+                    }
+                }
             }
             Carries::Stream(at) => *at,
             Carries::Perhaps(at) => {
@@ -377,15 +507,26 @@ impl Twin {
             }
             Carries::Unknown(own) => {
                 placed = false;
-                let known = |s: &Stream| s.kind != Kind::Unplaced && s.find(text).is_some();
-                let joined = session.streams.iter().position(known);
+                let mut known = session
+                    .streams
+                    .iter()
+                    .enumerate()
+                    .filter(|(at, s)| s.kind != Kind::Unplaced && had(*at, s));
+                let joined = known.next().filter(|_| known.next().is_none()).map(|(at, _)| at);
                 match (joined, *own) {
                     (Some(at), own) => {
                         connection.carries = Carries::Perhaps(at);
                         // What it brought before is the same stream's.
-                        let before = own.map(|own| std::mem::take(&mut session.streams[own].ids));
-                        session.streams[at].ids.extend(before.unwrap_or_default());
-                        session.streams[at].order_uncertain = true;
+                        let before = own.map(|own| &mut session.streams[own]);
+                        let before = before.map(|b| (b.last_issued_ms, std::mem::take(&mut b.ids)));
+                        let stream = &mut session.streams[at];
+                        if let Some((last_ms, ids)) = before {
+                            stream.last_issued_ms = stream.last_issued_ms.max(last_ms);
+                            stream.ids.extend(ids);
+                        }
+                        stream.order_uncertain = true;
+                        stream.calls_doubtful |= connection.saw_data;
+                        stream.writers.push(connection.number);
                         at
                     }
                     (None, Some(at)) => at,
@@ -398,27 +539,54 @@ impl Twin {
                 }
             }
         };
+        let elsewhere = connection.is_placed_get && is_elsewhere(session, Some(at), text, had);
         let stream = &mut session.streams[at];
-        if stream.find(text).is_some() {
+        connection.owed.remove(text);
+        if elsewhere || stream.find(text).is_some() {
+            // After new ones: then those weren't new, perhaps.
+            stream.order_uncertain |=
+                !connection.pushed.is_empty() && !connection.pushed.contains(text);
             return;
         }
-        stream.order_uncertain |=
-            !placed || stream.writers.iter().any(|w| *w != connection.number && open.contains(w));
-        stream.writers.insert(connection.number);
-        stream.last_issued_ms = now_ms;
-        stream.ids.push(Issued {
-            text: text.to_owned(),
-            data,
-            rank,
-            issued_ms: now_ms,
-            placed,
-            live,
-        });
-        if live && is_distinctive(text) {
-            session.live.insert(text.to_owned());
+        let others_open =
+            stream.writers.iter().any(|w| *w != connection.number && open.contains(w));
+        let others_since = stream.writers.contains(&connection.number)
+            && stream.writers.last() != Some(&connection.number);
+        stream.order_uncertain |= !placed || others_open || others_since;
+        if data {
+            stream.order_uncertain |= !connection.owed.is_empty();
+            connection.pushed.insert(text.to_owned());
         }
-        session.keys.extend(distinctive_sequences(text));
-        session.keys.extend(id_of(text).filter(|id| id.distinctive).map(|id| id.whole));
+        stream.writers.push(connection.number);
+        stream.last_issued_ms = now_ms;
+        stream.ids.push(Issued { text: text.to_owned(), data, place, issued_ms: now_ms, placed });
+        let is_unknown = matches!(connection.carries, Carries::Unknown(_));
+        let how = match (connection.live, is_unknown || stream.kind == Kind::Unplaced) {
+            (true, _) => How::Live,
+            (false, true) => How::Unplaced,
+            (false, false) => How::Replayed,
+        };
+        let key = id_of(text).and_then(|id| id.index_key());
+        let name = connection.session.clone();
+        if let Some(key) = key {
+            self.note(&name, key, how);
+        }
+    }
+
+    fn note(&mut self, name: &str, key: u64, how: How) {
+        let before = self.sendings.entry(key).or_default();
+        let first = before.first().map(|first| first.session.clone());
+        let others: BTreeSet<String> =
+            before.iter().map(|s| s.session.clone()).filter(|s| s != name).collect();
+        let live_before = before.iter().any(|s| s.session == name && s.how == How::Live);
+        before.push(Sending { session: name.to_owned(), how });
+        if how != How::Live || first.is_none_or(|first| first == name) || others.is_empty() {
+            return;
+        }
+        let session = self.sessions.entry(name.to_owned()).or_default();
+        session.perhaps_everybodys |= others.len() > 1 || live_before;
+        session.kin.extend(others);
+        session.perhaps_everybodys |= session.kin.len() > MANY_KIN;
     }
 
     /// Whether ids of these two may be each other's.
@@ -426,114 +594,80 @@ impl Twin {
         let nothing = Session::default();
         let a = self.sessions.get(one).unwrap_or(&nothing);
         let b = self.sessions.get(other).unwrap_or(&nothing);
-        if a.renamed_from.contains(other) || !a.live.is_disjoint(&b.live) {
-            return Certainty::Yes;
+        let both_live = self.sendings.values().any(|sendings| {
+            let live = |name| sendings.iter().any(|s| s.session == name && s.how == How::Live);
+            live(one) && live(other)
+        });
+        if both_live {
+            Certainty::Yes
+        } else if a.kin.contains(other)
+            || b.kin.contains(one)
+            || a.perhaps_everybodys
+            || b.perhaps_everybodys
+        {
+            Certainty::Perhaps
+        } else {
+            Certainty::No
         }
-        let perhaps = self.relatives(one).contains(other)
-            || self.relatives(one).len() > MANY_KIN
-            || self.relatives(other).len() > MANY_KIN;
-        if perhaps { Certainty::Perhaps } else { Certainty::No }
-    }
-
-    /// Sessions with which this one shares an id, a distinctive sequence, or a
-    /// name, directly or over others.
-    fn relatives(&self, name: &str) -> BTreeSet<String> {
-        let touch = |a: &str, b: &str| {
-            let nothing = Session::default();
-            let sa = self.sessions.get(a).unwrap_or(&nothing);
-            let sb = self.sessions.get(b).unwrap_or(&nothing);
-            sa.renamed_from.contains(b)
-                || sb.renamed_from.contains(a)
-                || !sa.keys.is_disjoint(&sb.keys)
-        };
-        let mut found = BTreeSet::new();
-        let mut todo = vec![name.to_owned()];
-        while let Some(next) = todo.pop() {
-            for other in self.sessions.keys() {
-                if *other != next && other != name && !found.contains(other) && touch(&next, other)
-                {
-                    found.insert(other.clone());
-                    todo.push(other.clone());
-                }
-            }
-        }
-        found
     }
 
     /// Whether the cursor is known to be another session's.
     fn foreign(&self, own: Option<&str>, cursor: &str) -> Certainty {
-        let others: Vec<&String> = self
-            .sessions
-            .iter()
-            .filter(|(name, session)| {
-                Some(name.as_str()) != own && session.ids().any(|id| id.text == cursor)
-            })
-            .map(|(name, _)| name)
-            .collect();
-        let lives =
-            |name: &&&String| self.sessions[**name].ids().any(|id| id.live && id.text == cursor);
-        let sequences = distinctive_sequences(cursor);
-        let kin = |other: &str| own.map_or(Certainty::No, |own| self.kin(own, other));
-        let no = others.is_empty()
-            || (!is_distinctive(cursor) && sequences.is_empty())
-            || others.iter().all(|other| kin(other) == Certainty::Yes)
-            || others.iter().filter(lives).count() > 1;
-        if no {
-            return Certainty::No;
-        }
-        // Nobody else was sent it or its like, whatever way.
-        let only_one = self.sessions.iter().filter(|(name, session)| {
-            Some(name.as_str()) != own
-                && (session.has(cursor) || sequences.iter().any(|s| session.keys.contains(s)))
+        let Some(id) = id_of(cursor) else { return Certainty::No };
+        let proofs = id.distinctive_keys().map(|key| {
+            let Some(sendings) = self.sendings.get(&key) else { return Certainty::No };
+            let owner = &sendings[0].session;
+            // Nobody else was sent it or its like, whatever way.
+            let is_proof = sendings[0].how != How::Unplaced
+                && sendings.iter().all(|s| s.session == *owner)
+                && own != Some(owner)
+                && (key == id.whole || self.sessions[owner].has_placed(cursor));
+            match own.map_or(Certainty::No, |own| self.kin(own, owner)) {
+                _ if !is_proof => Certainty::No,
+                Certainty::Yes => Certainty::No,
+                Certainty::Perhaps => Certainty::Perhaps,
+                Certainty::No => Certainty::Yes,
+            }
         });
-        let yes = only_one.count() == 1
-            && is_distinctive(cursor)
-            && (!sequences.is_empty() || !self.stands_in_a_row(others[0], cursor))
-            && others.iter().filter(lives).count() == 1
-            && kin(others[0]) == Certainty::No
-            // What it was sent in a resumption from nowhere is no proof.
-            && self.sessions[others[0]].streams.iter().all(|s| s.kind != Kind::Unplaced);
-        if yes { Certainty::Yes } else { Certainty::Perhaps }
+        proofs.max().unwrap_or(Certainty::No)
     }
 
-    /// Whether other ids of this one's sequences were sent to the session.
-    fn stands_in_a_row(&self, name: &str, cursor: &str) -> bool {
-        let of = places(cursor).map(|place| place.map(|(sequence, _)| sequence));
-        self.sessions[name].ids().filter(|id| id.text != cursor).any(|id| {
-            let there = places(&id.text).map(|place| place.map(|(sequence, _)| sequence));
-            (0..2).any(|reading| of[reading].is_some() && of[reading] == there[reading])
-        })
+    fn seen<'a>(&'a self, session: &Session) -> Seen<'a> {
+        Seen { answered: &self.answered, unplaced_ms: session.unplaced_ms() }
+    }
+
+    /// Whether two streams are open that have the cursor, whatever the guard
+    /// can know of them.
+    fn stands_on_two_open_streams(&self, session: &Session, cursor: &str) -> bool {
+        let open = session.streams.iter().filter(|s| s.finished(&self.answered) == Finished::No);
+        open.filter(|s| s.find(cursor).is_some()).count() > 1
     }
 
     fn ambiguous(&self, session: &Session, cursor: &str) -> Certainty {
-        let open = |placed_only: bool| {
-            let streams = session.streams.iter().filter(|s| s.finished() == Finished::No);
-            streams
-                .filter_map(|s| s.find(cursor))
-                .filter(|(_, id)| id.placed || !placed_only)
-                .count()
-        };
+        let seen = self.seen(session);
         // An answer may have come on a stream that isn't known.
-        let unplaced = session.streams.iter().any(|s| s.kind == Kind::Unplaced);
-        match (open(true), open(false)) {
-            (2.., _) if !unplaced => Certainty::Yes,
-            (_, 2..) => Certainty::Perhaps,
-            _ => Certainty::No,
+        if seen.unplaced_ms.is_some() || !self.stands_on_two_open_streams(session, cursor) {
+            return Certainty::No;
         }
+        let open = session.streams.iter().filter(|s| s.finished(&self.answered) == Finished::No);
+        let certain = open
+            .filter(|s| s.finished_is_certain(seen))
+            .filter_map(|s| s.find(cursor))
+            .filter(|(_, id)| id.placed)
+            .count();
+        if certain > 1 { Certainty::Yes } else { Certainty::Perhaps }
     }
 
     fn below_floor(&self, session: &Session, cursor: &str) -> Certainty {
-        let mut with_cursor =
-            session.streams.iter().filter(|s| s.find(cursor).is_some()).peekable();
-        let all = with_cursor.peek().is_some()
-            && with_cursor.all(|s| s.is_below_floor(&self.rules, self.now_ms, cursor));
-        let certain =
-            session.streams.iter().all(|s| !s.order_uncertain && s.kind != Kind::Unplaced);
-        match (all, certain) {
-            (false, _) => Certainty::No,
-            (true, false) => Certainty::Perhaps,
-            (true, true) => Certainty::Yes,
-        }
+        let seen = self.seen(session);
+        let with_cursor = session.streams.iter().filter(|s| s.find(cursor).is_some());
+        let below = with_cursor.map(|stream| {
+            match stream.is_below_floor(&self.rules, self.now_ms, seen, cursor) {
+                Certainty::Yes if stream.order_uncertain => Certainty::Perhaps,
+                below => below,
+            }
+        });
+        below.min().unwrap_or(Certainty::No)
     }
 
     fn ahead_of_head(session: &Session, cursor: &str) -> Certainty {
@@ -584,27 +718,18 @@ impl Twin {
         if session.ended {
             faults.push("inconsistent;session_terminated");
         }
-        if self.ambiguous(session, cursor) != Certainty::No {
+        if self.stands_on_two_open_streams(session, cursor) {
             faults.push("inconsistent;ambiguous_cursor");
         }
         // Where ids were forgotten and came again, the order in which they were
         // seen is the server's.
-        let mut with_cursor = session.streams.iter().filter(|s| s.find(cursor).is_some());
+        let seen = self.seen(session);
         if self.below_floor(session, cursor) != Certainty::No
-            || with_cursor.any(|s| s.is_below_floor_by_rank(&self.rules, self.now_ms, cursor))
+            || session.is_below_floor_at_the_server(&self.rules, self.now_ms, seen, cursor)
         {
             faults.push("inconsistent;below_floor");
         }
         faults
-    }
-
-    /// Whether a fault `foreign_session` would be wrong even where the guard
-    /// has forgotten things: the cursor's session had this one's name, or was
-    /// sent the same ids.
-    pub fn is_of_kin(&self, name: &str, cursor: &str) -> bool {
-        let others = self.sessions.iter().filter(|(other, s)| *other != name && s.has(cursor));
-        others.clone().next().is_some()
-            && others.into_iter().all(|(other, _)| self.kin(name, other) == Certainty::Yes)
     }
 
     /// The verdicts that are right for a guard that has forgotten nothing.
