@@ -140,8 +140,9 @@ const TIMESTAMP_BITS: f32 = 20.0;
 /// that are mixed counts for what its alphabet allows: 4 bits a character for
 /// hexadecimal, 5.17 in one case, 5.95 in two. A timestamp adds 20. An id needs
 /// 55 bits: a UUID has about 120, the TypeScript SDK's example store 61 for
-/// `_GET_stream_<ms>_<8 random>`. An index that is set off is an index,
-/// whatever stands around it: then that needs 100 bits, as Go's stream id has.
+/// `_GET_stream_<ms>_<8 random>`. Where a part of it may count, or an index is
+/// set off at an end, the rest needs 100, as Go's stream id has. Hexadecimal
+/// and base 64 are read as what they say, if that is text.
 fn is_distinctive(text: &[u8], prefix: &[u8], suffix: &[u8]) -> bool {
     let is_set_off = |byte: Option<&u8>| byte.is_some_and(|byte| !byte.is_ascii_alphanumeric());
     let index_behind = prefix.len() < text.len()
@@ -151,7 +152,10 @@ fn is_distinctive(text: &[u8], prefix: &[u8], suffix: &[u8]) -> bool {
         && is_set_off(suffix.first())
         && !text.first_chunk::<UUID_LEN>().is_some_and(|start| is_uuid(start));
     match (index_behind, index_before) {
-        (false, false) => random_bits(text) >= ID_BITS,
+        (false, false) => {
+            let Randomness { bits, counted } = randomness(text);
+            bits >= if counted { SEQUENCE_BITS } else { ID_BITS }
+        }
         (true, false) => random_bits(prefix) >= SEQUENCE_BITS,
         (false, true) => random_bits(suffix) >= SEQUENCE_BITS,
         (true, true) => random_bits(text) >= SEQUENCE_BITS,
@@ -159,19 +163,81 @@ fn is_distinctive(text: &[u8], prefix: &[u8], suffix: &[u8]) -> bool {
 }
 
 /// An estimate of the randomness of a text.
+#[derive(Default)]
+struct Randomness {
+    bits: f32,
+    /// A part of it may count: a number, or a word with one.
+    counted: bool,
+}
+
 fn random_bits(text: &[u8]) -> f32 {
-    let mut bits = 0.0;
-    let mut run = Run::default();
-    // A UUID's hyphens don't end its run: the groups are too short by
-    // themselves to tell random from a word.
-    for (at, byte) in text.iter().enumerate() {
-        if byte.is_ascii_alphanumeric() {
-            run.add(*byte);
-        } else if !(*byte == b'-' && is_uuid_hyphen(text, at)) {
-            bits += run.take_bits();
+    randomness(text).bits
+}
+
+fn randomness(text: &[u8]) -> Randomness {
+    let mut sum = Randomness::default();
+    let mut rest = text;
+    while let Some(first) = rest.first() {
+        // A UUID's groups are too short by themselves to tell random from a
+        // word.
+        let len = if rest.first_chunk::<UUID_LEN>().is_some_and(|start| is_uuid(start)) {
+            UUID_LEN
+        } else {
+            rest.iter().take_while(|byte| byte.is_ascii_alphanumeric()).count()
+        };
+        let (run, tail) = rest.split_at_checked(len).unwrap_or((rest, &[]));
+        rest = if run.is_empty() && !first.is_ascii_alphanumeric() {
+            rest.get(1..).unwrap_or_default()
+        } else {
+            tail
+        };
+        let of_run = match readable(run) {
+            // Text that was encoded is as random as it was before.
+            Some(decoded) => randomness(&decoded),
+            None => run_randomness(run),
+        };
+        sum.bits += of_run.bits;
+        sum.counted |= of_run.counted;
+    }
+    sum
+}
+
+/// What a run of letters and digits says if it is text in hexadecimal or in
+/// base 64, long enough not to be so by chance.
+fn readable(run: &[u8]) -> Option<Vec<u8>> {
+    const MIN_LEN: usize = 12;
+    if run.len() < MIN_LEN {
+        return None;
+    }
+    let hex = |byte: u8| char::from(byte).to_digit(16);
+    let base64 = |byte: u8| {
+        let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+        alphabet.iter().position(|known| *known == byte).and_then(|at| u32::try_from(at).ok())
+    };
+    let is_text = |decoded: &Vec<u8>| decoded.iter().all(|b| matches!(b, b' '..=b'~'));
+    decode(run, 4, hex).filter(is_text).or_else(|| decode(run, 6, base64).filter(is_text))
+}
+
+/// The whole bytes in digits of so many bits.
+fn decode(run: &[u8], bits: u32, digit: impl Fn(u8) -> Option<u32>) -> Option<Vec<u8>> {
+    let mut decoded = Vec::new();
+    let (mut buffer, mut held) = (0u32, 0u32);
+    for byte in run {
+        buffer = (buffer << bits) | digit(*byte)?;
+        held = held.saturating_add(bits);
+        if held >= 8 {
+            held = held.saturating_sub(8);
+            decoded.push((buffer >> held) as u8);
+            buffer &= (1u32 << held).saturating_sub(1);
         }
     }
-    bits + run.take_bits()
+    Some(decoded)
+}
+
+fn run_randomness(text: &[u8]) -> Randomness {
+    let mut run = Run::default();
+    text.iter().filter(|byte| byte.is_ascii_alphanumeric()).for_each(|byte| run.add(*byte));
+    run.randomness()
 }
 
 const UUID_LEN: usize = 36;
@@ -182,15 +248,6 @@ fn is_uuid(text: &[u8]) -> bool {
         && text.iter().enumerate().all(|(place, byte)| {
             if UUID_HYPHENS.contains(&place) { *byte == b'-' } else { byte.is_ascii_hexdigit() }
         })
-}
-
-/// Whether the hyphen at this place is one of the four of a UUID.
-fn is_uuid_hyphen(text: &[u8], at: usize) -> bool {
-    UUID_HYPHENS.iter().any(|offset| {
-        at.checked_sub(*offset)
-            .and_then(|start| text.get(start..start.checked_add(UUID_LEN)?))
-            .is_some_and(is_uuid)
-    })
 }
 
 /// A run of ASCII letters and digits.
@@ -232,33 +289,41 @@ impl Run {
         self.last = Some(byte);
     }
 
-    fn take_bits(&mut self) -> f32 {
-        let run = std::mem::take(self);
-        let letters = run.upper.saturating_add(run.lower);
-        let len = f32::from(letters.saturating_add(run.digits).saturating_sub(run.repeats));
+    fn randomness(&self) -> Randomness {
+        let letters = self.upper.saturating_add(self.lower);
+        let len = f32::from(letters.saturating_add(self.digits).saturating_sub(self.repeats));
+        let timestamp = Randomness { bits: TIMESTAMP_BITS, counted: false };
         if letters == 0 {
-            let timestamp = (13..=19).contains(&run.digits);
-            return if timestamp { TIMESTAMP_BITS } else { 0.0 };
+            return match self.digits {
+                0 => Randomness::default(),
+                13..=19 => timestamp,
+                _ => Randomness { bits: 0.0, counted: true },
+            };
         }
         // `sha256`, `event12`, `v2`: words with a number, not random. But a
         // long run in base 32 may have no digit in its midst; it is no word if
         // it has few vowels.
-        if run.changes < 2 {
-            let no_word = letters >= 20 && run.vowels.saturating_mul(4) <= letters;
-            return if no_word { len * 4.7 } else { 0.0 };
+        if self.changes < 2 {
+            let no_word = letters >= 20 && self.vowels.saturating_mul(4) <= letters;
+            let counted = self.changes > 0 && !no_word;
+            return Randomness { bits: if no_word { len * 4.7 } else { 0.0 }, counted };
         }
         // `20251125T101530Z`: random text has more letters.
-        let short = letters.saturating_add(run.digits) <= 24;
-        if short && letters.saturating_mul(6) < run.digits {
-            return if run.digits >= 12 { TIMESTAMP_BITS } else { 0.0 };
+        let short = letters.saturating_add(self.digits) <= 24;
+        if short && letters.saturating_mul(6) < self.digits {
+            return if self.digits >= 12 {
+                timestamp
+            } else {
+                Randomness { bits: 0.0, counted: true }
+            };
         }
-        let two_cases = run.upper > 0 && run.lower > 0;
-        let bits_a_character = match (run.beyond_hex, two_cases) {
+        let two_cases = self.upper > 0 && self.lower > 0;
+        let bits_a_character = match (self.beyond_hex, two_cases) {
             (false, _) => 4.0,
             (true, false) => 5.17,
             (true, true) => 5.95,
         };
-        len * bits_a_character
+        Randomness { bits: len * bits_a_character, counted: false }
     }
 }
 
@@ -344,6 +409,13 @@ mod tests {
             "v1.2.3-5f2a9c1d4e6b-g2k4j6:1",
             "i-0abc123def4567890:1",
             "17/mcp-server-7d9f8b6c5d-x7k2p",
+            "mcp-server-7d9f8b6c5d-x7k2p-e12",
+            "mcp-server-7d9f8b6c5d-x7k2p/12/get",
+            // `standalone:3`, `stream=get&seq=3` and `{"seq":3}`, encoded.
+            "c3RhbmRhbG9uZToz",
+            "c3RyZWFtPWdldCZzZXE9Mw",
+            "7b22736571223a337d",
+            "7374616e64616c6f6e653a33",
         ] {
             assert!(!id(text).distinctive, "{text}");
         }

@@ -158,16 +158,24 @@ fn messages(text: &[u8]) -> Option<Vec<Message<'_>>> {
 enum RpcId {
     #[default]
     Absent,
-    Number(String),
+    /// The bits of the number.
+    Number(u64),
     Text(String),
     /// Neither a number nor a string.
     Unreadable,
 }
 
+/// A number as JavaScript knows it: `1.0` is `1`, and what is beyond 2^53 may
+/// come back rounded.
+fn number(value: f64) -> RpcId {
+    // `-0` is `0`, too.
+    RpcId::Number((value + 0.0).to_bits())
+}
+
 impl RpcId {
     fn fingerprint(&self, secret: &Secret) -> u64 {
         match self {
-            RpcId::Number(number) => secret.text(Role::RpcNumber, number.as_bytes()),
+            RpcId::Number(bits) => secret.text(Role::RpcNumber, &bits.to_le_bytes()),
             RpcId::Text(text) => secret.text(Role::RpcString, text.as_bytes()),
             RpcId::Absent | RpcId::Unreadable => 0,
         }
@@ -190,22 +198,15 @@ impl<'de> Deserialize<'de> for RpcId {
             }
 
             fn visit_u64<E>(self, value: u64) -> Result<RpcId, E> {
-                Ok(RpcId::Number(value.to_string()))
+                Ok(number(value as f64))
             }
 
             fn visit_i64<E>(self, value: i64) -> Result<RpcId, E> {
-                Ok(RpcId::Number(value.to_string()))
+                Ok(number(value as f64))
             }
 
             fn visit_f64<E>(self, value: f64) -> Result<RpcId, E> {
-                // `1.0` and `1` are the same number to most of those who
-                // answer. Formatting a fraction would take 11 KiB of code.
-                let whole = value as i64;
-                Ok(RpcId::Number(if whole as f64 == value {
-                    whole.to_string()
-                } else {
-                    format!("{:x}", value.to_bits())
-                }))
+                Ok(number(value))
             }
 
             fn visit_str<E>(self, value: &str) -> Result<RpcId, E> {
@@ -329,6 +330,8 @@ mod tests {
             0
         );
         assert_eq!(pending_after(r#"{"id":-3,"method":"m"}"#, &[r#"{"id":-3,"result":1}"#]), 0);
+        let (sent, rounded) = (r#"{"id":9007199254740993,"method":"m"}"#, "9007199254740992");
+        assert_eq!(pending_after(sent, &[&format!(r#"{{"id":{rounded},"result":1}}"#)]), 0);
         assert_eq!(pending_after(r#"{"id":0,"method":"m"}"#, &[r#"{"id":null,"error":{}}"#]), 1);
     }
 

@@ -14,7 +14,7 @@ use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::{Calls, SentIds};
 use crate::ledger::index::How;
 use crate::ledger::record::Record;
-use crate::ledger::stream::Stream;
+use crate::ledger::stream::{History, Stream};
 use crate::ledger::table::{Lane, StreamKind};
 use crate::ledger::{Access, Ledger, Opening};
 use crate::sse::{Data, Decoder, Dispatched, IdField};
@@ -92,10 +92,9 @@ pub struct Recorder {
     others: Vec<Record>,
     /// Those of the session's other streams, where this is a GET.
     elsewhere: Vec<Record>,
-    /// The session's streams, while it isn't known which of them this is.
-    candidates: Vec<Stream>,
-    /// The session had others, which were evicted.
-    some_evicted: bool,
+    /// What there is of the session, while it isn't known which of its streams
+    /// this is.
+    candidates: Option<History>,
     loaded: bool,
     own: Option<Record>,
     lane: Option<OwnLane>,
@@ -152,8 +151,7 @@ impl Recorder {
             answered: false,
             others: Vec::new(),
             elsewhere: Vec::new(),
-            candidates: Vec::new(),
-            some_evicted: false,
+            candidates: None,
             loaded: false,
             own: None,
             lane: None,
@@ -198,12 +196,12 @@ impl Recorder {
             return;
         }
         self.calls = calls;
-        if self.lane.is_some() {
-            ledger.keep_sent(at, self.session, self.nonce, &sent);
+        self.sent = Some(sent);
+        if let (Some(_), Some(sent)) = (&self.lane, &self.sent) {
+            ledger.keep_sent(at, self.session, self.nonce, sent);
             self.changed = true;
             self.write_change(ledger, at);
         }
-        self.sent = Some(sent);
     }
 
     /// Records what these bytes dispatch, before they go on.
@@ -414,13 +412,11 @@ impl Recorder {
             return;
         }
         let history = ledger.history(at, self.session);
-        self.some_evicted = history.as_ref().is_some_and(|history| history.evicted);
-        let streams = history.map(|h| h.streams).unwrap_or_default();
         if self.carries == Carries::Unknown {
-            self.candidates = streams;
+            self.candidates = history;
             return;
         }
-        for stream in streams {
+        for stream in history.map(|history| history.streams).unwrap_or_default() {
             if self.carries.continues(&stream) {
                 self.calls = stream.calls();
                 self.others = stream.records;
@@ -434,19 +430,18 @@ impl Recorder {
     /// first id that is. What came between the two isn't known, so nothing is
     /// said of the order any more.
     fn join<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: &Batch) {
-        let known = batch.ids.iter().find_map(|(id, _)| {
-            let mut with_id = self.candidates.iter().enumerate().filter(|(_, stream)| {
-                stream.kind != StreamKind::Unplaced && stream.find(id).is_some()
-            });
-            let (only, _) = with_id.next()?;
-            let may_be_anothers = with_id.next().is_some()
-                || (self.some_evicted && id.index_key().is_none())
-                || self.candidates.iter().any(|stream| stream.may_have_had(id));
-            (!may_be_anothers).then_some(only)
+        let Some(history) = &self.candidates else { return };
+        let joined = batch.ids.iter().find_map(|(id, _)| {
+            let mut with_id = history
+                .streams
+                .iter()
+                .filter(|stream| stream.kind != StreamKind::Unplaced && stream.find(id).is_some());
+            let only = with_id.next()?;
+            let may_be_anothers = with_id.next().is_some() || history.may_have_evicted(id);
+            (!may_be_anothers).then(|| only.clone())
         });
-        let Some(known) = known else { return };
-        let stream = self.candidates.swap_remove(known);
-        self.candidates.clear();
+        let Some(stream) = joined else { return };
+        self.candidates = None;
         self.carries = Carries::Known(stream.number, stream.kind);
         self.unordered = true;
         if self.lane.is_some() {

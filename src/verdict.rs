@@ -309,11 +309,11 @@ pub fn judge<S: Store>(
         return only(Unverified(Doubt::HistoryIncomplete));
     }
     // Rule 14.
-    let mut records = history.streams.iter().flat_map(|stream| &stream.records);
-    if history.evicted || records.clone().any(|record| record.may_have_evicted(&cursor)) {
+    if history.could_have_held(&cursor) {
         return only(Unverified(Doubt::HistoryEvicted));
     }
     // Rules 15 and 16.
+    let mut records = history.streams.iter().flat_map(|stream| &stream.records);
     let fault = if records.any(|record| record.is_past_head(&cursor)) {
         Fault::AheadOfHead
     } else {
@@ -362,9 +362,12 @@ fn judge_issued(
     if issued.iter().filter(is_open).count() > 1 {
         return Verdict::Inconsistent(Fault::AmbiguousCursor);
     }
-    // Rule 10. Of several streams the server may take any.
+    // Rule 10. Of several streams the server may take any, and one that isn't
+    // known may be the one.
+    let may_be_another = history.may_have_evicted(cursor)
+        || (!history.session.complete && cursor.index_key().is_none());
     let is_below = |stream: &&Stream| is_below_floor(config, now_ms, unplaced_ms, stream, cursor);
-    if issued.iter().all(is_below) {
+    if !may_be_another && issued.iter().all(is_below) {
         return Verdict::Inconsistent(Fault::BelowFloor);
     }
     // Rule 12.

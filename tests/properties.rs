@@ -26,11 +26,12 @@ use std::rc::Rc;
 
 use mcp_resume_guard::exchange::Exchange;
 use mcp_resume_guard::ledger::table::Shape;
+use mcp_resume_guard::sse::DATA_LIMIT;
 use mcp_resume_guard::store::memory::SharedData;
 use mcp_resume_guard::store::{Cas, CasMismatch, Store};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
-use support::oracle::{Connection, Rules, Twin};
+use support::oracle::{Answers, Connection, Rules, Twin};
 use support::{Answer, Gateway};
 
 /// Session ids: Java's servers use them as event ids, so they are UUIDs.
@@ -129,6 +130,7 @@ struct ServerStream {
     number: u64,
     next: u64,
     log: Vec<Event>,
+    calls: Vec<u32>,
     awaited: Vec<u32>,
 }
 
@@ -136,7 +138,7 @@ struct ServerStream {
 struct Event {
     id: Option<String>,
     data: bool,
-    answers: Option<u32>,
+    answers: Answers,
     rank: usize,
 }
 
@@ -144,11 +146,15 @@ impl Event {
     fn text(&self) -> String {
         let id = self.id.as_ref().map_or_else(String::new, |id| format!("id: {id}\n"));
         match (self.data, self.answers) {
-            (_, Some(call)) => {
+            (_, Answers::Call(call)) => {
                 format!("{id}data: {{\"jsonrpc\":\"2.0\",\"id\":{call},\"result\":{{}}}}\n\n")
             }
-            (true, None) => format!("{id}data: {{\"jsonrpc\":\"2.0\",\"method\":\"m\"}}\n\n"),
-            (false, None) => format!("{id}data:\n\n"),
+            (_, Answers::Unreadably(call)) => {
+                let long = "x".repeat(DATA_LIMIT);
+                format!("{id}data: {{\"result\":\"{long}\",\"id\":{call}}}\n\n")
+            }
+            (true, _) => format!("{id}data: {{\"jsonrpc\":\"2.0\",\"method\":\"m\"}}\n\n"),
+            (false, _) => format!("{id}data:\n\n"),
         }
     }
 }
@@ -167,6 +173,14 @@ enum Cursor {
     /// Own, longer than the limit.
     TooLong(u16),
     Random(Format, u8),
+}
+
+/// When a POST's body ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Late {
+    BeforeTheAnswer,
+    BeforeTheEvents,
+    AfterSome,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -193,7 +207,7 @@ enum Op {
         format: Format,
         calls: u8,
         readable: bool,
-        late: bool,
+        late: Late,
     },
     Listen {
         session: u8,
@@ -215,6 +229,7 @@ enum Op {
     Answer {
         connection: u8,
         with_id: bool,
+        readable: bool,
     },
     End {
         connection: u8,
@@ -282,6 +297,7 @@ struct Setup {
     workers: usize,
     exclusive: bool,
     observe: bool,
+    settle: bool,
     events_per_stream: Option<u64>,
     seconds: Option<u64>,
     finished_stream_seconds: Option<u64>,
@@ -296,7 +312,7 @@ impl Setup {
         format!(
             r#"{{"history":"{}","mode":"{}","retention":{{"events_per_stream":{},"seconds":{},
             "finished_stream_seconds":{}}},"state":{{"sessions":{},"streams_per_session":{},
-            "ids_per_stream":{}}},"reject":{{"pending_calls":"status"}},"limits":{{"event_id_bytes":{EVENT_ID_BYTES}}}}}"#,
+            "ids_per_stream":{}}},"reject":{{"pending_calls":"{}"}},"limits":{{"event_id_bytes":{EVENT_ID_BYTES}}}}}"#,
             if self.exclusive { "exclusive" } else { "shared" },
             if self.observe { "observe" } else { "enforce" },
             number(self.events_per_stream),
@@ -305,6 +321,7 @@ impl Setup {
             self.sessions,
             self.streams,
             self.ids,
+            if self.settle { "settle" } else { "status" },
         )
     }
 
@@ -347,6 +364,8 @@ struct Open {
     worker: usize,
     stream: usize,
     twin: Connection,
+    /// The rest of the request, which ends after some events.
+    late_body: Option<String>,
 }
 
 /// Workers, servers, clients, and the twin that watches them.
@@ -411,10 +430,22 @@ impl World {
             Format::CSharp => 1,
             _ => 0,
         };
-        let stream =
-            ServerStream { session, format, number, next, log: Vec::new(), awaited: Vec::new() };
+        let stream = ServerStream {
+            session,
+            format,
+            number,
+            next,
+            log: Vec::new(),
+            calls: Vec::new(),
+            awaited: Vec::new(),
+        };
         self.streams.push(stream);
         self.streams.len() - 1
+    }
+
+    fn expect_answers(&mut self, stream: usize, calls: &[u32]) {
+        self.streams[stream].calls = calls.to_vec();
+        self.streams[stream].awaited = calls.to_vec();
     }
 
     fn standalone(&mut self, session: usize, format: Format) -> usize {
@@ -470,7 +501,7 @@ impl World {
         let session = self.streams[stream].session;
         *self.connected.entry(session).or_default() += 1;
         if running.body {
-            self.open.push(Open { running, worker, stream, twin });
+            self.open.push(Open { running, worker, stream, twin, late_body: None });
         }
     }
 
@@ -497,6 +528,12 @@ impl World {
                 (open.stream, event.rank),
             );
         }
+        if let Some(body) = open.late_body.take() {
+            gateway.with(|guard, at| {
+                open.running.exchange.request_body(guard, at, body.as_bytes(), true)
+            });
+            self.twin.late_body(&mut open.twin);
+        }
     }
 
     fn emit(&mut self, at: usize, count: u8, data: bool, together: bool) {
@@ -504,7 +541,7 @@ impl World {
         let events: Vec<Event> = (0..count)
             .map(|at| {
                 let rank = self.streams[stream].log.len() + usize::from(at);
-                Event { id: Some(self.next_id(stream)), data, answers: None, rank }
+                Event { id: Some(self.next_id(stream)), data, answers: Answers::Nothing, rank }
             })
             .collect();
         self.streams[stream].log.extend(events.iter().cloned());
@@ -608,7 +645,7 @@ impl World {
                 }
                 if let Some(format) = stream {
                     let stream = self.new_stream(session, format);
-                    self.streams[stream].awaited = vec![call];
+                    self.expect_answers(stream, &[call]);
                     let twin = self.twin.post(name(session), Some(vec![call]));
                     self.connect(worker, running, stream, twin);
                 }
@@ -625,20 +662,25 @@ impl World {
                 self.next_call += calls.len() as u32;
                 let text = if readable { body(&calls) } else { "{".to_owned() };
                 let response = [(":status", "200"), ("content-type", "text/event-stream")];
-                if !late {
+                if late == Late::BeforeTheAnswer {
                     gateway
                         .with(|guard, at| exchange.request_body(guard, at, text.as_bytes(), true));
                 }
                 let mut running = respond(gateway, &mut self.nonces, exchange, &response);
-                if late {
+                if late == Late::BeforeTheEvents {
                     gateway.with(|guard, at| {
                         running.exchange.request_body(guard, at, text.as_bytes(), true)
                     });
                 }
                 let stream = self.new_stream(session, format);
-                self.streams[stream].awaited.clone_from(&calls);
+                self.expect_answers(stream, &calls);
                 let twin = self.twin.post(name(session), readable.then_some(calls));
                 self.connect(worker, running, stream, twin);
+                if late == Late::AfterSome
+                    && let Some(open) = self.open.last_mut()
+                {
+                    open.late_body = Some(text);
+                }
             }
             Op::Listen { session, format, replay } => {
                 let session = index(session);
@@ -654,7 +696,7 @@ impl World {
                 };
                 self.emit(at, count, data, together);
             }
-            Op::Answer { connection, with_id } => {
+            Op::Answer { connection, with_id, readable } => {
                 let Some(at) = usize::from(connection).checked_rem(self.open.len()) else {
                     return Ok(());
                 };
@@ -662,7 +704,9 @@ impl World {
                 let Some(call) = self.streams[stream].awaited.pop() else { return Ok(()) };
                 let id = with_id.then(|| self.next_id(stream));
                 let rank = self.streams[stream].log.len();
-                let event = Event { id, data: true, answers: Some(call), rank };
+                let answers =
+                    if readable { Answers::Call(call) } else { Answers::Unreadably(call) };
+                let event = Event { id, data: true, answers, rank };
                 self.streams[stream].log.push(event.clone());
                 self.send(at, &[event], true);
             }
@@ -844,7 +888,7 @@ impl World {
                 self.twin.rename(SESSIONS[from], SESSIONS[to]);
                 if let Via::Post(format) = via {
                     let stream = self.new_stream(to, format);
-                    self.streams[stream].awaited = vec![call];
+                    self.expect_answers(stream, &[call]);
                     let twin = self.twin.post(SESSIONS[to], Some(vec![call]));
                     self.connect(worker, running, stream, twin);
                 }
@@ -870,8 +914,17 @@ impl World {
 
     fn ask(&mut self, worker: usize, session: usize, cursor: &str) -> TestCaseResult {
         let name = SESSIONS[session];
-        let ruling = self.workers[worker].verdict(name, cursor);
-        let verdict = verdict(&ruling);
+        let list = support::fields(&[
+            (":method", "GET"),
+            (":path", "/mcp"),
+            ("mcp-session-id", name),
+            ("last-event-id", cursor),
+        ]);
+        let (_, step) = self.workers[worker].with(|guard, at| Exchange::begin(guard, at, &list));
+        if let Some(reply) = step.reply.filter(|reply| reply.status == 200) {
+            self.check_settlement(session, cursor, &reply.body)?;
+        }
+        let verdict = verdict(&step.ruling.unwrap().to_string());
         if verdict.starts_with("inconsistent") && self.twin.is_issued(name, cursor) {
             let faults = self.twin.faults_of_issued(name, cursor);
             prop_assert!(
@@ -884,6 +937,37 @@ impl World {
             prop_assert!(
                 right.contains(&verdict.as_str()),
                 "{cursor:?} of session {session} is {right:?}, not {verdict}"
+            );
+        }
+        Ok(())
+    }
+
+    /// What is settled are calls of the session whose answers, if they have
+    /// come, stand behind the cursor.
+    fn check_settlement(&self, session: usize, cursor: &str, body: &[u8]) -> TestCaseResult {
+        let body = std::str::from_utf8(body).unwrap();
+        prop_assert!(self.setup.settle && !self.setup.observe, "settled: {body}");
+        for event in body.split_terminator("\n\n") {
+            let id = event.split_once("\"id\":").unwrap().1.split_once(',').unwrap().0;
+            let call: u32 = id.parse().unwrap();
+            let stream = self.streams.iter().find(|stream| stream.calls.contains(&call));
+            let own = stream.filter(|stream| stream.session == session);
+            prop_assert!(own.is_some(), "{call} was settled on session {session}");
+            let log = &own.unwrap().log;
+            let is_answer = |event: &&Event| match event.answers {
+                Answers::Call(answered) | Answers::Unreadably(answered) => answered == call,
+                Answers::Nothing => false,
+            };
+            let is_cursor =
+                |event: &&Event| event.id.as_deref().map(str::trim) == Some(cursor.trim());
+            if self.twin.answers_may_be_unseen(SESSIONS[session]) {
+                continue;
+            }
+            let answered = log.iter().find(is_answer).map(|event| event.rank);
+            let stands = log.iter().find(is_cursor).map(|event| event.rank);
+            prop_assert!(
+                !matches!((answered, stands), (Some(answered), Some(stands)) if answered <= stands),
+                "{call} was settled for {cursor:?}, which stands behind its answer"
             );
         }
         Ok(())
@@ -992,6 +1076,60 @@ fn session() -> impl Strategy<Value = u8> {
     prop_oneof![4 => 0u8..2, 2 => 0u8..6]
 }
 
+fn late() -> impl Strategy<Value = Late> {
+    prop_oneof![
+        4 => Just(Late::BeforeTheAnswer),
+        3 => Just(Late::BeforeTheEvents),
+        1 => Just(Late::AfterSome),
+    ]
+}
+
+/// Calls of one session whose streams have the same ids, and answers that come
+/// wherever they may.
+fn call_op() -> impl Strategy<Value = Op> {
+    let format = || {
+        prop_oneof![
+            4 => Just(Format::Index),
+            2 => Just(Format::Constant),
+            1 => Just(Format::Rmcp),
+            1 => Just(Format::Uuid),
+        ]
+    };
+    let replay = prop_oneof![
+        Just(Replay::Inclusive),
+        Just(Replay::Exclusive),
+        Just(Replay::LiveOnly),
+        Just(Replay::FromStart),
+    ];
+    let cursor = || {
+        prop_oneof![
+            3 => any::<u16>().prop_map(Cursor::Own),
+            1 => (Just(Format::Uuid), any::<u8>()).prop_map(|(f, seed)| Cursor::Random(f, seed)),
+        ]
+    };
+    let advance = prop_oneof![0u32..20, 900u32..1_100, 0u32..30_000];
+    prop_oneof![
+        6 => (format(), 0u8..3, late()).prop_map(|(format, calls, late)| {
+            Op::Post { session: 0, format, calls, readable: true, late }
+        }),
+        1 => (format(), any::<bool>())
+            .prop_map(|(format, replay)| Op::Listen { session: 0, format, replay }),
+        8 => (cursor(), replay, any::<u8>()).prop_map(|(cursor, replay, which)| {
+            Op::Resume { session: 0, cursor, replay, which }
+        }),
+        8 => (any::<u8>(), 1u8..3, proptest::bool::weighted(0.85), any::<bool>()).prop_map(
+            |(connection, count, data, together)| Op::Emit { connection, count, data, together }
+        ),
+        8 => (any::<u8>(), proptest::bool::weighted(0.7), proptest::bool::weighted(0.9)).prop_map(
+            |(connection, with_id, readable)| Op::Answer { connection, with_id, readable }
+        ),
+        4 => any::<u8>().prop_map(|connection| Op::End { connection }),
+        3 => any::<u8>().prop_map(|connection| Op::Abort { connection }),
+        2 => advance.prop_map(|ms| Op::Advance { ms }),
+        6 => cursor().prop_map(|cursor| Op::Ask { session: 0, cursor }),
+    ]
+}
+
 fn op(rare: bool) -> impl Strategy<Value = Op> {
     let replay = prop_oneof![
         Just(Replay::Inclusive),
@@ -1009,7 +1147,7 @@ fn op(rare: bool) -> impl Strategy<Value = Op> {
     prop_oneof![
         5 => (session(), proptest::option::of(format()))
             .prop_map(|(session, stream)| Op::Initialize { session, stream }),
-        8 => (session(), format(), 0u8..4, proptest::bool::weighted(0.9), any::<bool>()).prop_map(
+        8 => (session(), format(), 0u8..4, proptest::bool::weighted(0.9), late()).prop_map(
             |(session, format, calls, readable, late)| Op::Post {
                 session, format, calls, readable, late
             }
@@ -1022,8 +1160,8 @@ fn op(rare: bool) -> impl Strategy<Value = Op> {
         24 => (any::<u8>(), 1u8..5, proptest::bool::weighted(0.85), any::<bool>()).prop_map(
             |(connection, count, data, together)| Op::Emit { connection, count, data, together }
         ),
-        6 => (any::<u8>(), proptest::bool::weighted(0.8))
-            .prop_map(|(connection, with_id)| Op::Answer { connection, with_id }),
+        6 => (any::<u8>(), proptest::bool::weighted(0.8), proptest::bool::weighted(0.95))
+            .prop_map(|(connection, with_id, readable)| Op::Answer { connection, with_id, readable }),
         4 => any::<u8>().prop_map(|connection| Op::End { connection }),
         3 => any::<u8>().prop_map(|connection| Op::Abort { connection }),
         2 => (session(), any::<bool>())
@@ -1049,14 +1187,15 @@ fn setup(ample: bool) -> impl Strategy<Value = Setup> {
         proptest::option::of(1u64..30),
         proptest::option::of(1u64..30),
     ));
-    (1usize..3, any::<bool>(), proptest::bool::weighted(0.3), retention, sizes).prop_map(
-        |(workers, exclusive, observe, retention, (sessions, streams, ids))| {
+    (1usize..3, any::<(bool, bool)>(), proptest::bool::weighted(0.3), retention, sizes).prop_map(
+        |(workers, (exclusive, settle), observe, retention, (sessions, streams, ids))| {
             let (events_per_stream, seconds, finished_stream_seconds) =
                 retention.unwrap_or_default();
             Setup {
                 workers,
                 exclusive,
                 observe,
+                settle,
                 events_per_stream,
                 seconds,
                 finished_stream_seconds,
@@ -1084,6 +1223,16 @@ proptest! {
     fn with_room_for_everything_the_verdict_is_the_twins(
         setup in setup(true),
         ops in proptest::collection::vec(op(false), 1..50),
+    ) {
+        live(&setup, &ops)?;
+    }
+
+    /// The same where many calls are pending and answered on one session.
+    #[test]
+    #[ignore = "answers that the guard misses on resumptions: faults 1 to 4 of the report"]
+    fn an_answer_counts_wherever_it_comes(
+        setup in setup(true),
+        ops in proptest::collection::vec(call_op(), 1..40),
     ) {
         live(&setup, &ops)?;
     }

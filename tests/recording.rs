@@ -516,3 +516,50 @@ fn an_answer_under_another_name_carries_on_no_stream_of_that_session() {
     gateway.events(&mut stream, &["a-2-x", "a-3-x", "a-4-x"]);
     assert_eq!(gateway.verdict("b", "b-1-x"), "continue");
 }
+
+#[test]
+fn a_long_session_keeps_its_streams_apart() {
+    let mut gateway = gateway(EXCLUSIVE);
+    let mut standalone = gateway.listen("a");
+    gateway.events(&mut standalone, &["0", "1"]);
+    for call in 0..40 {
+        let mut stream = gateway.call("a", call);
+        gateway.priming(&mut stream, &format!("0/{call}"));
+        gateway.abort(stream);
+        let mut resumed = gateway.resume("a", &format!("0/{call}"));
+        gateway.answer(&mut resumed, &format!("1/{call}"), call);
+        gateway.end(resumed);
+    }
+    // Streams were evicted, but none of what is resumed now.
+    let evicted = gateway.tally.streams_evicted;
+    let mut call = gateway.call("a", 99);
+    gateway.priming(&mut call, "0/99");
+    for reconnect in 1..30 {
+        gateway.abort(call);
+        call = gateway.resume("a", &format!("{}/99", reconnect - 1));
+        gateway.events(&mut call, &[&format!("{reconnect}/99")]);
+        gateway.abort(standalone);
+        standalone = gateway.resume("a", &reconnect.to_string());
+        gateway.events(&mut standalone, &[&(reconnect + 1).to_string()]);
+    }
+    assert_eq!(gateway.tally.streams_evicted, evicted + 1);
+    assert_continue(&mut gateway, &["0", "30", "0/99", "29/99"]);
+}
+
+#[test]
+fn a_sequence_that_is_known_was_not_evicted() {
+    let mut gateway = gateway(r#"{"history":"exclusive","state":{"streams_per_session":2}}"#);
+    let go = |stream: char, index: u32| format!("7ZKQ3M5VXN2LB4YTRW6CJHDPA{stream}_{index}");
+    for (call, stream) in ['A', 'B', 'C'].into_iter().enumerate() {
+        let call = u32::try_from(call).unwrap();
+        let mut running = gateway.call("a", call);
+        for index in 0..3 {
+            gateway.events(&mut running, &[&go(stream, index)]);
+        }
+        gateway.answer(&mut running, &go(stream, 3), call);
+        gateway.end(running);
+    }
+    assert!(gateway.verdict("a", &go('C', 9)).contains("ahead_of_head"));
+    assert_eq!(gateway.verdict("a", &go('A', 2)), HISTORY_EVICTED);
+    assert_eq!(gateway.verdict("a", "nobody"), HISTORY_EVICTED);
+}

@@ -220,3 +220,35 @@ fn the_newest_event_was_given_up() {
     gateway.events(&mut stream, &["3"]);
     assert_not_refused(&mut gateway, "s", "1");
 }
+
+#[test]
+fn a_floor_of_another_stream_that_has_the_same_ids() {
+    for (state, evict) in [(r#""ids_per_stream":1"#, false), (r#""streams_per_session":2"#, true)] {
+        let config = format!(
+            r#"{{"history":"exclusive","retention":{{"events_per_stream":3}},"state":{{{state}}}}}"#
+        );
+        let mut gateway = Gateway::new(&config);
+        gateway.initialize("s");
+        let mut own = gateway.call("s", 2);
+        gateway.events(&mut own, &["0"]);
+        let mut other = gateway.call("s", 1);
+        gateway.events(&mut other, &["0", "1", "2", "3", "4", "5"]);
+        // The cursor's own stream forgets it, or is forgotten itself.
+        gateway.events(&mut own, &["x-7-y"]);
+        if evict {
+            let mut third = gateway.call("s", 3);
+            gateway.events(&mut third, &["z-1-z"]);
+        }
+        assert_not_refused(&mut gateway, "s", "0");
+    }
+}
+
+#[test]
+fn an_encoded_counter_after_a_restart() {
+    // `standalone:3` in base 64.
+    let id = "c3RhbmRhbG9uZToz";
+    let mut gateway = Gateway::new("{}");
+    let mut stream = gateway.listen("other");
+    gateway.events(&mut stream, &[id]);
+    assert_not_refused(&mut gateway, "s", id);
+}

@@ -73,10 +73,6 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
-    fn continues(&self, stream: &Stream) -> bool {
-        self.carries.continues(stream)
-    }
-
     fn kind(&self) -> StreamKind {
         match self.carries {
             Carries::NewStream => StreamKind::Post,
@@ -173,14 +169,15 @@ impl Ledger {
         at: &mut Access<'_, S>,
         opening: &Opening,
     ) -> Option<Opened> {
+        // A new stream needs no look at the others, unless one has to go.
+        let is_new = matches!(opening.carries, Carries::NewStream | Carries::Unknown);
+        let mut history = (!is_new).then(|| self.history(at, opening.session)).flatten();
         for _ in 0..MAX_TRIES {
-            let stream = self
-                .history(at, opening.session)
-                .and_then(|history| history.streams.into_iter().find(|s| opening.continues(s)));
-            match self.try_open_lane(at, opening, stream) {
+            match self.try_open_lane(at, opening, history.as_ref()) {
                 Ok(Some(opened)) => return Some(opened),
-                // The stream has got or lost a record in between.
-                Ok(None) => {}
+                // The stream has got or lost a record in between, or there is
+                // no room.
+                Ok(None) => history = self.history(at, opening.session),
                 Err(GaveUp) => break,
             }
         }
@@ -192,8 +189,14 @@ impl Ledger {
         &self,
         at: &mut Access<'_, S>,
         opening: &Opening,
-        mut stream: Option<Stream>,
+        history: Option<&History>,
     ) -> Result<Option<Opened>, GaveUp> {
+        let streams = history.map(|history| history.streams.as_slice()).unwrap_or_default();
+        let keys_of = |lane: &Lane| {
+            let records = streams.iter().flat_map(|stream| &stream.records);
+            records.filter(|r| lane.accepts(r.nonce)).find_map(Record::keys)
+        };
+        let mut stream = streams.iter().find(|s| opening.carries.continues(s)).cloned();
         let seen = stream.as_ref().map(|stream| stream.lanes.clone()).unwrap_or_default();
         let all_read = stream.as_ref().is_some_and(|s| s.records.len() == s.lanes.len());
         let calls = stream.as_ref().map(Stream::calls);
@@ -237,7 +240,10 @@ impl Ledger {
                     lane.hint = there.hint;
                     *there = lane.clone();
                 } else {
-                    lane.number = session.make_room(&self.shape, number, tally);
+                    if history.is_none() && !session.has_room(&self.shape, number) {
+                        return (false, None);
+                    }
+                    lane.number = session.make_room(&self.shape, number, keys_of, tally);
                     session.lanes.push(lane.clone());
                     if let Some(sent) = &opening.sent {
                         session.keep_sent(number, sent);
@@ -373,10 +379,10 @@ impl Ledger {
 
     fn read_records<S: Store>(&self, at: &Access<'_, S>, session: Session) -> History {
         let mut streams: BTreeMap<u32, Stream> = BTreeMap::new();
-        let mut evicted = session.streams_evicted;
+        let mut unreadable = false;
         for lane in &session.lanes {
             let record = self.read_record(at, session.fingerprint, session.way, lane);
-            evicted |= record.is_none();
+            unreadable |= record.is_none();
             let stream = streams.entry(lane.stream).or_insert_with(|| Stream {
                 number: lane.stream,
                 kind: lane.kind,
@@ -386,7 +392,7 @@ impl Ledger {
             stream.lanes.push(lane.clone());
             stream.records.extend(record);
         }
-        History { session, streams: streams.into_values().collect(), evicted }
+        History { session, streams: streams.into_values().collect(), unreadable }
     }
 
     fn change_session<S: Store, T>(

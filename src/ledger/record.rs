@@ -189,11 +189,31 @@ impl Record {
         u32::try_from(ordinal).unwrap_or(u32::MAX)
     }
 
-    /// Whether the newest id is of a sequence of this id's.
-    pub fn shares_sequence(&self, id: &EventId) -> bool {
+    /// Whether an id is of the sequence that grows here. One id alone that can
+    /// be read in two ways doesn't tell which.
+    pub fn grows_in_sequence_of(&self, id: &EventId) -> bool {
+        self.tails.iter().flatten().count() == 1 && self.shares_sequence(id)
+    }
+
+    fn shares_sequence(&self, id: &EventId) -> bool {
         self.tails.iter().zip(&id.places).any(|readings| {
             matches!(readings, (Some(tail), Some(place)) if tail.sequence == place.sequence)
         })
+    }
+
+    /// The keys of all ids that were ever recorded here: their one sequence, or
+    /// sequences and single ids. `None` if some have left the window that can't
+    /// be told any more.
+    pub fn keys(&self) -> Option<Vec<u64>> {
+        let mut readings = self.tails.iter().flatten();
+        if let (true, Some(tail), None) = (self.rising, readings.next(), readings.next()) {
+            return Some(vec![tail.sequence]);
+        }
+        let keys = self.window.iter().map(|element| match element.ids {
+            Ids::Single(whole) => whole,
+            Ids::Range { sequence, .. } => sequence,
+        });
+        (!self.evicted).then(|| keys.collect())
     }
 
     /// The ids with data that it holds.

@@ -110,7 +110,7 @@ impl Stream {
 
     /// Whether a cursor stands on the stream, or is of its sequence.
     pub fn may_hold(&self, cursor: &EventId) -> bool {
-        self.records.iter().any(|r| r.find(cursor).is_some() || r.shares_sequence(cursor))
+        self.records.iter().any(|r| r.find(cursor).is_some() || r.grows_in_sequence_of(cursor))
     }
 
     /// When its newest id was recorded.
@@ -126,16 +126,30 @@ pub struct History {
     pub session: Session,
     /// Its streams.
     pub streams: Vec<Stream>,
-    /// A record of it was evicted, or can't be read.
-    pub evicted: bool,
+    /// A record of it can't be read.
+    pub unreadable: bool,
 }
 
 impl History {
     /// Whether a stream that isn't known to have an id may have it all the
     /// same: one that other streams have as well, and that was evicted.
     pub fn may_have_evicted(&self, id: &EventId) -> bool {
-        (self.evicted && id.index_key().is_none())
+        let is_common = id.index_key().is_none();
+        (is_common && (self.unreadable || self.session.evicted_keys.may_have(id)))
             || self.streams.iter().any(|stream| stream.may_have_had(id))
+    }
+
+    /// Whether the part of the history that could hold an id was evicted. An id
+    /// of a distinctive sequence belongs to the stream that has that sequence.
+    pub fn could_have_held(&self, id: &EventId) -> bool {
+        let mut records = self.streams.iter().flat_map(|stream| &stream.records);
+        if self.unreadable || records.clone().any(|record| record.may_have_evicted(id)) {
+            return true;
+        }
+        let belongs_to_known = id.distinctive_sequence.contains(&true)
+            && records.any(|record| record.grows_in_sequence_of(id));
+        self.session.streams_evicted
+            && (!belongs_to_known || self.session.evicted_keys.may_have(id))
     }
 
     /// When the newest event came on a stream that isn't known: it may have
@@ -148,6 +162,9 @@ impl History {
     /// The ids of the calls that wait for what follows a cursor, where that
     /// stands on, or belongs to the sequence of, one POST's stream alone.
     pub fn pending_calls(&self, cursor: &EventId) -> SentIds {
+        if self.may_have_evicted(cursor) {
+            return Vec::new();
+        }
         let mut streams = self.streams.iter().filter(|stream| stream.may_hold(cursor));
         let (Some(stream), None) = (streams.next(), streams.next()) else { return Vec::new() };
         let Some(sent) = self.session.sent(stream.number) else { return Vec::new() };

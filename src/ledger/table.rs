@@ -7,10 +7,12 @@
 //! keys of their own, one for each lane of each slot, and are written without
 //! CAS by their only writer; the directory says whose record counts.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::codec::{Reader, Writer};
 use crate::config::State;
+use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::SentIds;
 use crate::telemetry::Tally;
@@ -43,6 +45,12 @@ const MAX_SENT_BYTES: usize = 576;
 
 /// Cursors of a session that are remembered to have been settled.
 const MAX_SETTLED: usize = 8;
+
+/// Words of the filter of evicted ids.
+const FILTER_WORDS: usize = 16;
+
+/// Bits that an id sets in it.
+const FILTER_HASHES: u32 = 3;
 
 /// The table's bounds, the same for all that share a `vm_id`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +99,8 @@ impl Shape {
         const KIN: u64 = 1 + MAX_KIN as u64 * 8;
         const SETTLED: u64 = 1 + MAX_SETTLED as u64 * 8;
         const SENT: u64 = 1 + MAX_SENT_BYTES as u64;
-        const SESSION: u64 = 1 + 16 + 1 + 8 + 8 + 4 + KIN + SETTLED + SENT + 1;
+        const FILTER: u64 = FILTER_WORDS as u64 * 8;
+        const SESSION: u64 = 1 + 16 + 1 + 8 + 8 + 4 + FILTER + KIN + SETTLED + SENT + 1;
         const SET: u64 = 1 + 1 + REMEMBERED_EVICTIONS as u64 * 4 + 4 + 1;
         let session = SESSION.saturating_add(LANE.saturating_mul(self.lanes().into()));
         SET.saturating_add(session.saturating_mul(self.ways.into()))
@@ -152,6 +161,45 @@ impl Lane {
     }
 }
 
+/// What the evicted streams of a session may have issued: a Bloom filter of
+/// single ids and of sequences. It never misses one; the more it holds, the
+/// more others it takes for one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EvictedKeys([u64; FILTER_WORDS]);
+
+impl EvictedKeys {
+    /// Any id may have been there.
+    fn saturate(&mut self) {
+        self.0 = [u64::MAX; FILTER_WORDS];
+    }
+
+    fn add(&mut self, key: u64) {
+        for (word, bit) in Self::places(key) {
+            if let Some(word) = self.0.get_mut(word) {
+                *word |= bit;
+            }
+        }
+    }
+
+    fn has(&self, key: u64) -> bool {
+        Self::places(key).all(|(word, bit)| self.0.get(word).is_some_and(|word| word & bit != 0))
+    }
+
+    /// Whether an id may have been there, by itself or in its sequence.
+    pub fn may_have(&self, id: &EventId) -> bool {
+        self.has(id.whole) || id.places.iter().flatten().any(|place| self.has(place.sequence))
+    }
+
+    fn places(key: u64) -> impl Iterator<Item = (usize, u64)> {
+        // Keys are fingerprints: ten of their bits are as good as a hash.
+        (0..FILTER_HASHES).map(move |hash| {
+            let bits = key >> hash.saturating_mul(10);
+            let word = usize::try_from((bits >> 6) & 15).unwrap_or(0);
+            (word, 1u64 << (bits & 63))
+        })
+    }
+}
+
 /// A session's slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
@@ -165,6 +213,8 @@ pub struct Session {
     pub ended: bool,
     /// Streams of it were evicted.
     pub streams_evicted: bool,
+    /// What those may have issued.
+    pub evicted_keys: EvictedKeys,
     /// It was sent ids that others had been sent, more than `kin` can tell.
     pub kin_unbounded: bool,
     /// When the guard got to know it, in milliseconds.
@@ -248,63 +298,63 @@ impl Session {
         number
     }
 
-    /// Makes room for one more record, of this stream, and gives its lane's
-    /// number. Where there is none, a stream is evicted: finished ones first,
-    /// the standalone stream last, the older before the newer; and of a stream
-    /// with several records the oldest.
-    pub fn make_room(&mut self, shape: &Shape, stream: u32, tally: &mut Tally) -> u8 {
-        loop {
-            let mut streams: Vec<u32> = Vec::new();
-            for lane in &self.lanes {
-                if lane.stream != stream && !streams.contains(&lane.stream) {
-                    streams.push(lane.stream);
-                }
-            }
-            let free = (0..shape.lanes()).find(|n| self.lanes.iter().all(|l| l.number != *n));
-            if let Some(free) = free
-                && streams.len() < usize::from(shape.streams)
-            {
-                return free;
-            }
-            let doubled = |lane: &&Lane| {
-                self.lanes.iter().filter(|other| other.stream == lane.stream).count() > 1
-            };
-            let oldest_of_several = self
-                .lanes
-                .iter()
-                .filter(doubled)
-                .min_by_key(|lane| !lane.closed)
-                .map(|lane| lane.number);
-            if streams.len() < usize::from(shape.streams)
-                && let Some(number) = oldest_of_several
-            {
-                self.lanes.retain(|lane| lane.number != number);
-                self.note_eviction(tally);
-                continue;
-            }
-            let evicted = self
-                .lanes
-                .iter()
-                .filter(|lane| lane.stream != stream)
-                .min_by_key(|lane| {
-                    (!lane.finished, lane.kind == StreamKind::Standalone, lane.stream)
-                })
-                .map(|lane| lane.stream);
-            let Some(evicted) = evicted else {
-                // Only this stream is left, and holds every lane.
-                let number = self.lanes.first().map_or(0, |lane| lane.number);
-                self.lanes.retain(|lane| lane.number != number);
-                self.note_eviction(tally);
-                return number;
-            };
-            self.lanes.retain(|lane| lane.stream != evicted);
-            self.note_eviction(tally);
-        }
+    /// Whether there is room for one more record, of this stream.
+    pub fn has_room(&self, shape: &Shape, stream: u32) -> bool {
+        self.lanes.len() < usize::from(shape.lanes())
+            && self.other_streams(stream) < usize::from(shape.streams)
     }
 
-    fn note_eviction(&mut self, tally: &mut Tally) {
-        self.streams_evicted = true;
-        tally.streams_evicted = tally.streams_evicted.saturating_add(1);
+    fn other_streams(&self, stream: u32) -> usize {
+        let others = self.lanes.iter().map(|lane| lane.stream).filter(|other| *other != stream);
+        others.collect::<BTreeSet<u32>>().len()
+    }
+
+    /// Makes room for one more record, of this stream, and gives its lane's
+    /// number. Where there is none, a stream is evicted: finished ones first,
+    /// the standalone stream last, the older before the newer; but where only
+    /// lanes are short and no stream is finished, the oldest record of a stream
+    /// that has several. `keys` tells what the record of a lane holds, if that
+    /// is known.
+    pub fn make_room(
+        &mut self,
+        shape: &Shape,
+        stream: u32,
+        keys: impl Fn(&Lane) -> Option<Vec<u64>>,
+        tally: &mut Tally,
+    ) -> u8 {
+        while !self.has_room(shape, stream) {
+            let others = self.lanes.iter().filter(|lane| lane.stream != stream);
+            let next = others.min_by_key(|lane| {
+                (!lane.finished, lane.kind == StreamKind::Standalone, lane.stream)
+            });
+            let short_of_lanes = self.other_streams(stream) < usize::from(shape.streams);
+            let (number, of_stream) = match next {
+                Some(next) if next.finished || !short_of_lanes => (None, Some(next.stream)),
+                _ => (self.oldest_of_several(), None),
+            };
+            let is_evicted =
+                |lane: &Lane| Some(lane.number) == number || Some(lane.stream) == of_stream;
+            for lane in self.lanes.iter().filter(|lane| is_evicted(lane)) {
+                // A writer that still runs may write more.
+                match keys(lane).filter(|_| lane.closed) {
+                    Some(keys) => keys.into_iter().for_each(|key| self.evicted_keys.add(key)),
+                    None => self.evicted_keys.saturate(),
+                }
+            }
+            self.lanes.retain(|lane| !is_evicted(lane));
+            self.streams_evicted = true;
+            tally.streams_evicted = tally.streams_evicted.saturating_add(1);
+        }
+        (0..shape.lanes()).find(|n| self.lanes.iter().all(|lane| lane.number != *n)).unwrap_or(0)
+    }
+
+    /// The lane of the oldest record of a stream with several, those whose
+    /// writer has ended first.
+    fn oldest_of_several(&self) -> Option<u8> {
+        let several = |lane: &&Lane| {
+            self.lanes.iter().filter(|other| other.stream == lane.stream).count() > 1
+        };
+        self.lanes.iter().filter(several).min_by_key(|lane| !lane.closed).map(|lane| lane.number)
     }
 }
 
@@ -342,6 +392,13 @@ impl Set {
                 complete: flags & 1 != 0,
                 ended: flags & 2 != 0,
                 streams_evicted: flags & 4 != 0,
+                evicted_keys: {
+                    let mut words = [0; FILTER_WORDS];
+                    for word in &mut words {
+                        *word = reader.u64()?;
+                    }
+                    EvictedKeys(words)
+                },
                 kin_unbounded: flags & 8 != 0,
                 known_since_ms: reader.u64()?,
                 last_used_ms: reader.u64()?,
@@ -388,6 +445,7 @@ impl Set {
                 | (u8::from(session.ended) << 1)
                 | (u8::from(session.streams_evicted) << 2)
                 | (u8::from(session.kin_unbounded) << 3));
+            session.evicted_keys.0.iter().for_each(|word| w.u64(*word));
             w.u64(session.known_since_ms);
             w.u64(session.last_used_ms);
             w.u32(session.next_stream);
@@ -453,6 +511,7 @@ impl Set {
             complete: complete && !was_evicted,
             ended: false,
             streams_evicted: false,
+            evicted_keys: EvictedKeys::default(),
             kin_unbounded: false,
             known_since_ms: now_ms,
             last_used_ms: now_ms,

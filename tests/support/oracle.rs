@@ -80,6 +80,10 @@ struct Seen<'a> {
     answered: &'a BTreeSet<u32>,
     /// When the newest event came on a stream that isn't known.
     unplaced_ms: Option<u64>,
+    /// See [`Session::guessed`].
+    guessed: bool,
+    /// See [`Session::silent`].
+    silent: bool,
 }
 
 impl Stream {
@@ -96,7 +100,8 @@ impl Stream {
 
     /// Whether the guard can know as much.
     fn finished_is_certain(&self, seen: Seen<'_>) -> bool {
-        self.kind != Kind::Post || (!self.calls_doubtful && seen.unplaced_ms.is_none())
+        self.kind != Kind::Post
+            || (!seen.guessed && !seen.silent && !self.calls_doubtful && seen.unplaced_ms.is_none())
     }
 
     fn find(&self, text: &str) -> Option<(usize, &Issued)> {
@@ -127,6 +132,9 @@ impl Stream {
             Finished::Unknown => open && finished,
         };
         match too_old {
+            false if seen.guessed && self.kind == Kind::Post && (open || finished) => {
+                Certainty::Perhaps
+            }
             false => Certainty::No,
             true if self.finished_is_certain(seen) || (open && finished) => Certainty::Yes,
             true => Certainty::Perhaps,
@@ -143,6 +151,16 @@ pub struct Session {
     kin: BTreeSet<String>,
     /// The guard may have come to take it for everybody's kin.
     perhaps_everybodys: bool,
+    /// The guard guessed at a resumption's stream, and may have looked for
+    /// answers on the wrong one: from an ambiguous cursor that was passed (in
+    /// observe mode, that is), or from an unknown one that brought first an id
+    /// that another stream is known to have, and its own isn't yet. Whether it
+    /// knows of answers is left open from then on.
+    guessed: bool,
+    /// A resumption of which the stream isn't known brought data without an
+    /// id, which may have been an answer. Whether the guard takes notice is
+    /// left open, as long as it doesn't refuse what is finished.
+    silent: bool,
 }
 
 impl Session {
@@ -227,6 +245,17 @@ pub struct Connection {
     /// What it was the first to send, with data.
     pushed: BTreeSet<String>,
     saw_data: bool,
+    /// The guard could not read an answer, or not the requests in time.
+    calls_doubtful: bool,
+}
+
+/// What an event's data answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answers {
+    Nothing,
+    Call(u32),
+    /// In more data than the guard reads.
+    Unreadably(u32),
 }
 
 /// Everything that ever was.
@@ -238,6 +267,8 @@ pub struct Twin {
     sendings: BTreeMap<u64, Vec<Sending>>,
     /// The calls whose answers have passed, on whatever connection.
     answered: BTreeSet<u32>,
+    /// The session of each call.
+    asked_on: BTreeMap<u32, String>,
     open: BTreeSet<usize>,
     connections: usize,
     pub now_ms: u64,
@@ -295,6 +326,15 @@ impl Twin {
 
     pub fn is_ended(&self, session: &str) -> bool {
         self.sessions.get(session).is_some_and(|session| session.ended)
+    }
+
+    /// Whether answers may have come on connections of which the guard can't
+    /// know what stream they carry. It settles what it knows of no answer.
+    pub fn answers_may_be_unseen(&self, session: &str) -> bool {
+        self.sessions.get(session).is_some_and(|session| {
+            let doubtful = |stream: &Stream| stream.kind == Kind::Unplaced || stream.calls_doubtful;
+            session.guessed || session.silent || session.streams.iter().any(doubtful)
+        })
     }
 
     /// All that was issued on a session, in no particular order.
@@ -360,11 +400,15 @@ impl Twin {
             owed: BTreeSet::new(),
             pushed: BTreeSet::new(),
             saw_data: false,
+            calls_doubtful: false,
         }
     }
 
     /// A POST's event stream. `calls`: its requests, `None` if unreadable.
     pub fn post(&mut self, session: &str, calls: Option<Vec<u32>>) -> Connection {
+        for call in calls.iter().flatten() {
+            self.asked_on.insert(*call, session.to_owned());
+        }
         self.connect(session, Carries::NewStream(calls))
     }
 
@@ -398,6 +442,10 @@ impl Twin {
                     .unwrap_or(0),
             ),
         };
+        let guessed = self
+            .sessions
+            .get(asked)
+            .is_some_and(|session| self.stands_on_two_open_streams(session, trimmed(cursor)));
         let owed = match carries {
             Carries::Stream(at) | Carries::Perhaps(at) => {
                 let (place, _) = streams[at].find(trimmed(cursor)).unwrap();
@@ -406,6 +454,9 @@ impl Twin {
             }
             _ => BTreeSet::new(),
         };
+        if let Some(session) = self.sessions.get_mut(asked) {
+            session.guessed |= guessed;
+        }
         let mut connection = self.connect(answered, carries);
         connection.owed = owed;
         connection
@@ -422,7 +473,7 @@ impl Twin {
         connection: &mut Connection,
         text: Option<&str>,
         data: bool,
-        answers: Option<u32>,
+        answers: Answers,
         place: (usize, usize),
     ) {
         let text = text.map(trimmed).filter(|text| !text.is_empty());
@@ -438,6 +489,13 @@ impl Twin {
             connection.lengths.get_or_insert_with(lengths);
         }
         connection.saw_data |= data;
+        if matches!(connection.carries, Carries::Unknown(None))
+            && recorded.is_none()
+            && data
+            && let Some(session) = self.sessions.get_mut(&connection.session)
+        {
+            session.silent = true;
+        }
         if let Some(text) = recorded {
             self.issue(connection, text, data, place);
         }
@@ -446,14 +504,39 @@ impl Twin {
         {
             self.make_incomplete(&connection.session);
         }
-        if let Some(call) = answers {
-            self.answered.insert(call);
+        if let Answers::Call(call) | Answers::Unreadably(call) = answers {
+            // What comes under another session's name (a GET that was renamed)
+            // is not looked for on the streams of the old one.
+            if self.asked_on.get(&call) == Some(&connection.session) {
+                self.answered.insert(call);
+            }
+            if matches!(answers, Answers::Unreadably(_)) {
+                self.doubt_calls(connection);
+            }
             // It makes a record of its own for that.
             if let Carries::Stream(at) | Carries::Perhaps(at) = connection.carries
                 && let Some(session) = self.sessions.get_mut(&connection.session)
             {
                 session.streams[at].writers.push(connection.number);
             }
+        }
+    }
+
+    /// The guard can't tell which calls of the connection's stream are pending.
+    pub fn doubt_calls(&mut self, connection: &mut Connection) {
+        connection.calls_doubtful = true;
+        if let Carries::Stream(at) | Carries::Perhaps(at) = connection.carries
+            && let Some(session) = self.sessions.get_mut(&connection.session)
+        {
+            session.streams[at].calls_doubtful = true;
+        }
+    }
+
+    /// A POST's body ends after its answer has begun.
+    pub fn late_body(&mut self, connection: &mut Connection) {
+        // Data that has passed by then may have been answers.
+        if connection.saw_data {
+            self.doubt_calls(connection);
         }
     }
 
@@ -486,6 +569,7 @@ impl Twin {
             Carries::NewStream(calls) => {
                 session.streams.push(new_stream(Kind::Post, calls.take()));
                 let at = session.streams.len() - 1;
+                session.streams[at].calls_doubtful = connection.calls_doubtful;
                 connection.carries = Carries::Stream(at);
                 at
             }
@@ -516,6 +600,10 @@ impl Twin {
                 match (joined, *own) {
                     (Some(at), own) => {
                         connection.carries = Carries::Perhaps(at);
+                        // The design's rule, and wrong where the id is one that
+                        // the server's stream has as well.
+                        let found = session.streams[at].find(text).map(|(_, id)| id.place.0);
+                        session.guessed |= found != Some(place.0);
                         // What it brought before is the same stream's.
                         let before = own.map(|own| &mut session.streams[own]);
                         let before = before.map(|b| (b.last_issued_ms, std::mem::take(&mut b.ids)));
@@ -633,13 +721,23 @@ impl Twin {
     }
 
     fn seen<'a>(&'a self, session: &Session) -> Seen<'a> {
-        Seen { answered: &self.answered, unplaced_ms: session.unplaced_ms() }
+        Seen {
+            answered: &self.answered,
+            unplaced_ms: session.unplaced_ms(),
+            guessed: session.guessed,
+            silent: session.silent,
+        }
     }
 
     /// Whether two streams are open that have the cursor, whatever the guard
     /// can know of them.
     fn stands_on_two_open_streams(&self, session: &Session, cursor: &str) -> bool {
-        let open = session.streams.iter().filter(|s| s.finished(&self.answered) == Finished::No);
+        let perhaps_open = |stream: &&Stream| match stream.finished(&self.answered) {
+            Finished::No => true,
+            Finished::Yes => session.guessed,
+            Finished::Unknown => false,
+        };
+        let open = session.streams.iter().filter(perhaps_open);
         open.filter(|s| s.find(cursor).is_some()).count() > 1
     }
 
@@ -659,11 +757,17 @@ impl Twin {
     }
 
     fn below_floor(&self, session: &Session, cursor: &str) -> Certainty {
+        // A stream that the guard didn't see may be the one.
+        if !session.complete && !is_distinctive(cursor) {
+            return Certainty::No;
+        }
         let seen = self.seen(session);
+        let may_be_of_another = !session.complete && !is_distinctive(cursor);
         let with_cursor = session.streams.iter().filter(|s| s.find(cursor).is_some());
         let below = with_cursor.map(|stream| {
             match stream.is_below_floor(&self.rules, self.now_ms, seen, cursor) {
-                Certainty::Yes if stream.order_uncertain => Certainty::Perhaps,
+                // A common id may be of a stream that the guard never saw.
+                Certainty::Yes if stream.order_uncertain || may_be_of_another => Certainty::Perhaps,
                 below => below,
             }
         });
