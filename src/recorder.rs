@@ -86,7 +86,7 @@ pub struct Recorder {
     sent: Option<SentIds>,
     /// The record isn't written as it is now.
     changed: bool,
-    /// It has brought an answer.
+    /// It has brought an answer, or what may have been one.
     answered: bool,
     /// The stream's records that others wrote.
     others: Vec<Record>,
@@ -290,6 +290,13 @@ impl Recorder {
             }
         }
         self.answer_calls(&batch, before);
+        if batch.data && self.carries == Carries::Unknown && self.lane.is_none() {
+            // Without an id, and perhaps the answer that a stream awaits.
+            self.load(ledger, at);
+            let mut streams = self.candidates.iter().flat_map(|history| &history.streams);
+            self.answered |= streams.any(|stream| stream.calls().awaited());
+            self.changed |= self.answered;
+        }
         self.write_change(ledger, at);
         if batch.unreturnable {
             ledger.make_incomplete(at, self.session);
@@ -302,6 +309,7 @@ impl Recorder {
         if batch.unreadable {
             self.calls = Calls::Unknown;
             self.changed = true;
+            self.answered = true;
         }
         for answered in &batch.answers {
             let at = answered.id.as_ref().map_or(before, |id| self.ordinal(id));
@@ -448,6 +456,11 @@ impl Recorder {
             ledger.move_lane(at, self.session, self.nonce, stream.number, stream.kind);
         }
         self.calls = stream.calls();
+        if self.saw_data && self.calls.awaited() {
+            // The answer may have come before it was known whose it is.
+            self.calls = Calls::Unknown;
+            self.answered = true;
+        }
         self.changed = true;
         self.others = stream.records;
     }
@@ -502,7 +515,8 @@ impl Recorder {
     /// Writes what has changed without a new id.
     fn write_change<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
         // An answer without an id belongs to the stream's record, too.
-        let belongs = self.answered && matches!(self.carries, Carries::Known(..));
+        let belongs =
+            self.answered && matches!(self.carries, Carries::Known(..) | Carries::Unknown);
         if self.changed && (self.lane.is_some() || belongs) && self.hold_lane(ledger, at) {
             self.write(ledger, at);
         }

@@ -299,7 +299,11 @@ pub fn judge<S: Store>(
             Inconsistent(_) => history.pending_calls(&cursor),
             Verdict::Continue | Unverified(_) => SentIds::new(),
         };
-        return Judgement { verdict, stream: carried_on(history, &issued, &cursor), pending };
+        let stream = match verdict {
+            Inconsistent(Fault::AmbiguousCursor) => None,
+            _ => carried_on(history, &issued, &cursor),
+        };
+        return Judgement { verdict, stream, pending };
     }
     // Rule 13.
     if config.history == config::History::Shared
@@ -394,6 +398,10 @@ fn is_below_floor(
         seconds.is_some_and(|seconds| idle_ms > seconds.saturating_mul(1000))
     };
     let too_old = match stream.finished() {
+        // The answer may have come on a stream that isn't known.
+        Finished::No if stream.kind == StreamKind::Post && unplaced_ms.is_some() => {
+            older_than(retention.seconds) && older_than(retention.finished_stream_seconds)
+        }
         Finished::No => older_than(retention.seconds),
         Finished::Yes => older_than(retention.finished_stream_seconds),
         Finished::Unknown => {

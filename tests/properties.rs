@@ -1229,7 +1229,7 @@ proptest! {
 
     /// The same where many calls are pending and answered on one session.
     #[test]
-    #[ignore = "answers that the guard misses on resumptions: faults 1 to 4 of the report"]
+
     fn an_answer_counts_wherever_it_comes(
         setup in setup(true),
         ops in proptest::collection::vec(call_op(), 1..40),

@@ -1,8 +1,6 @@
 //! Honest cursors that were once called inconsistent: the shortest sequences
 //! that a comparison with a naive twin has found.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
 mod support;
 
 use std::cell::Cell;
@@ -10,7 +8,7 @@ use std::rc::Rc;
 
 use mcp_resume_guard::store::memory::SharedData;
 use mcp_resume_guard::store::{Cas, CasMismatch, Store};
-use support::Gateway;
+use support::{Answer, Gateway};
 
 const A: &str = "550e8400-e29b-41d4-a716-446655440000";
 const B: &str = "6fa459ea-ee8a-3ca4-894e-db77e160355e";
@@ -251,4 +249,122 @@ fn an_encoded_counter_after_a_restart() {
     let mut stream = gateway.listen("other");
     gateway.events(&mut stream, &[id]);
     assert_not_refused(&mut gateway, "s", id);
+}
+
+#[test]
+fn an_answer_in_the_chunk_that_tells_whose_it_is() {
+    let mut gateway = Gateway::new("{}");
+    let mut stream = gateway.call("s", 1);
+    gateway.events(&mut stream, &["x1", "0"]);
+    gateway.abort(stream);
+    let mut stream = gateway.resume("s", "unknown");
+    gateway.send(
+        &mut stream,
+        "id: x1\ndata: {}\n\nid: x2\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n",
+    );
+    gateway.end(stream);
+    let mut stream = gateway.call("s", 2);
+    gateway.events(&mut stream, &["y1", "0"]);
+    assert_not_refused(&mut gateway, "s", "0");
+}
+
+#[test]
+fn an_answer_before_it_is_known_whose_it_is() {
+    let mut gateway = Gateway::new("{}");
+    let mut stream = gateway.call("s", 1);
+    gateway.events(&mut stream, &["x1", "0"]);
+    gateway.abort(stream);
+    let mut stream = gateway.resume("s", "unknown");
+    gateway.answer(&mut stream, "x2", 1);
+    gateway.events(&mut stream, &["x1"]);
+    gateway.end(stream);
+    let mut stream = gateway.call("s", 2);
+    gateway.events(&mut stream, &["y1", "0"]);
+    assert_not_refused(&mut gateway, "s", "0");
+}
+
+#[test]
+fn an_answer_that_is_too_large_on_a_resumption() {
+    let mut gateway = Gateway::new("{}");
+    let mut stream = gateway.call("s", 1);
+    gateway.events(&mut stream, &["x1", "0"]);
+    gateway.abort(stream);
+    let mut stream = gateway.resume("s", "x1");
+    gateway.send(
+        &mut stream,
+        &format!(
+            "data: {{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":\"{}\"}}\n\n",
+            "x".repeat(70_000)
+        ),
+    );
+    gateway.end(stream);
+    let mut stream = gateway.call("s", 2);
+    gateway.events(&mut stream, &["y1", "0"]);
+    assert_not_refused(&mut gateway, "s", "0");
+}
+
+#[test]
+fn an_answer_on_an_unplaced_stream_and_two_times_of_retention() {
+    let mut gateway = Gateway::new(r#"{"retention":{"seconds":5,"finished_stream_seconds":100}}"#);
+    gateway.initialize("s");
+    let mut stream = gateway.call("s", 1);
+    gateway.events(&mut stream, &["x1", "x2"]);
+    gateway.abort(stream);
+    let mut stream = gateway.resume("s", "unknown");
+    gateway.answer(&mut stream, "x3", 1);
+    gateway.end(stream);
+    gateway.now_ms += 10_000;
+    assert_not_refused(&mut gateway, "s", "x1");
+}
+
+#[test]
+fn kinship_with_anybody_under_another_name() {
+    let mut gateway = Gateway::new("{}");
+    for session in ["a", "b", "c"] {
+        let mut stream = gateway.listen(session);
+        gateway.events(&mut stream, &[A]);
+        if session == "b" {
+            gateway.events(&mut stream, &[B]);
+        }
+    }
+    assert_not_refused(&mut gateway, "c", B);
+    let Answer::Passed { exchange, .. } =
+        gateway.request(&[(":method", "POST"), (":path", "/mcp"), ("mcp-session-id", "c")])
+    else {
+        panic!("refused")
+    };
+    gateway.respond(exchange, &[(":status", "200"), ("mcp-session-id", "n")]);
+    assert_not_refused(&mut gateway, "n", B);
+}
+
+#[test]
+fn an_answer_without_an_id_from_a_cursor_that_was_not_known() {
+    let mut gateway = Gateway::new("{}");
+    let mut stream = gateway.call("s", 1);
+    gateway.events(&mut stream, &["0"]);
+    gateway.abort(stream);
+    let mut stream = gateway.resume("s", "unknown");
+    gateway.send(&mut stream, "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n");
+    gateway.end(stream);
+    let mut stream = gateway.call("s", 2);
+    gateway.events(&mut stream, &["0"]);
+    assert_not_refused(&mut gateway, "s", "0");
+}
+
+#[test]
+fn an_unplaced_stream_that_was_evicted_was_not_idle() {
+    let mut gateway =
+        Gateway::new(r#"{"retention":{"seconds":2},"state":{"streams_per_session":2}}"#);
+    let mut stream = gateway.listen("s");
+    gateway.events(&mut stream, &[A, B]);
+    gateway.abort(stream);
+    let mut stream = gateway.resume("s", "unknown");
+    gateway.now_ms += 3_000;
+    gateway.events(&mut stream, &[C]);
+    gateway.end(stream);
+    for call in [1, 2, 3] {
+        let mut stream = gateway.call("s", call);
+        gateway.events(&mut stream, &[&format!("p{call}")]);
+    }
+    assert_not_refused(&mut gateway, "s", A);
 }

@@ -471,12 +471,15 @@ impl Ledger {
         old: SessionFingerprint,
         new: SessionFingerprint,
     ) {
-        let older = self.session(at, old).map(|session| session.kin).unwrap_or_default();
+        let old_session = self.session(at, old);
+        let unbounded = old_session.as_ref().is_some_and(|session| session.kin_unbounded);
+        let older = old_session.map(|session| session.kin).unwrap_or_default();
         let renamed = self.change_session(at, new, Missing::Adopt, |session, _| {
             let mut changed = std::mem::take(&mut session.complete);
             for kin in older.iter().chain([&old.short()]) {
                 changed |= session.add_kin(Some(*kin));
             }
+            changed |= unbounded && session.add_kin(None);
             (changed, ())
         });
         if renamed.is_err() {

@@ -153,8 +153,12 @@ impl History {
     }
 
     /// When the newest event came on a stream that isn't known: it may have
-    /// been any stream's, and so may the answers that came there.
+    /// been any stream's, and so may the answers that came there. Of one that
+    /// was evicted that isn't known: it may be this moment.
     pub fn last_unplaced_ms(&self) -> Option<u64> {
+        if self.session.unplaced_evicted {
+            return Some(u64::MAX);
+        }
         let unplaced = self.streams.iter().filter(|s| s.kind == StreamKind::Unplaced);
         unplaced.map(Stream::last_event_ms).max()
     }

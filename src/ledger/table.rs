@@ -215,6 +215,8 @@ pub struct Session {
     pub streams_evicted: bool,
     /// What those may have issued.
     pub evicted_keys: EvictedKeys,
+    /// One of them was unplaced: its events may have been any stream's.
+    pub unplaced_evicted: bool,
     /// It was sent ids that others had been sent, more than `kin` can tell.
     pub kin_unbounded: bool,
     /// When the guard got to know it, in milliseconds.
@@ -335,6 +337,7 @@ impl Session {
             let is_evicted =
                 |lane: &Lane| Some(lane.number) == number || Some(lane.stream) == of_stream;
             for lane in self.lanes.iter().filter(|lane| is_evicted(lane)) {
+                self.unplaced_evicted |= lane.kind == StreamKind::Unplaced;
                 // A writer that still runs may write more.
                 match keys(lane).filter(|_| lane.closed) {
                     Some(keys) => keys.into_iter().for_each(|key| self.evicted_keys.add(key)),
@@ -400,6 +403,7 @@ impl Set {
                     EvictedKeys(words)
                 },
                 kin_unbounded: flags & 8 != 0,
+                unplaced_evicted: flags & 16 != 0,
                 known_since_ms: reader.u64()?,
                 last_used_ms: reader.u64()?,
                 next_stream: reader.u32()?,
@@ -444,7 +448,8 @@ impl Set {
             w.u8(u8::from(session.complete)
                 | (u8::from(session.ended) << 1)
                 | (u8::from(session.streams_evicted) << 2)
-                | (u8::from(session.kin_unbounded) << 3));
+                | (u8::from(session.kin_unbounded) << 3)
+                | (u8::from(session.unplaced_evicted) << 4));
             session.evicted_keys.0.iter().for_each(|word| w.u64(*word));
             w.u64(session.known_since_ms);
             w.u64(session.last_used_ms);
@@ -512,6 +517,7 @@ impl Set {
             ended: false,
             streams_evicted: false,
             evicted_keys: EvictedKeys::default(),
+            unplaced_evicted: false,
             kin_unbounded: false,
             known_since_ms: now_ms,
             last_used_ms: now_ms,
