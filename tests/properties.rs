@@ -20,7 +20,6 @@ mod support {
     pub use gateway::*;
 }
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -32,7 +31,7 @@ use mcp_resume_guard::store::{Cas, CasMismatch, Store};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use support::oracle::{Answers, Connection, Rules, Twin};
-use support::{Answer, Gateway};
+use support::{Answer, Flaky, Gateway};
 
 /// Session ids: Java's servers use them as event ids, so they are UUIDs.
 const SESSIONS: [&str; 6] = [
@@ -269,27 +268,6 @@ enum Via {
     Post(Format),
     Listen(Format),
     Resume(Cursor),
-}
-
-/// Shared data whose compare-and-swaps can be made to fail, as they do while
-/// others write all the time.
-#[derive(Debug, Default)]
-struct Flaky {
-    data: SharedData,
-    failing: Cell<bool>,
-}
-
-impl Store for Flaky {
-    fn get(&self, key: &str) -> (Option<Vec<u8>>, Option<Cas>) {
-        self.data.get(key)
-    }
-
-    fn set(&self, key: &str, value: &[u8], cas: Option<Cas>) -> Result<(), CasMismatch> {
-        if cas.is_some() && self.failing.get() {
-            return Err(CasMismatch);
-        }
-        self.data.set(key, value, cas)
-    }
 }
 
 #[derive(Debug, Clone)]

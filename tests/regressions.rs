@@ -3,12 +3,10 @@
 
 mod support;
 
-use std::cell::Cell;
 use std::rc::Rc;
 
-use mcp_resume_guard::store::memory::SharedData;
-use mcp_resume_guard::store::{Cas, CasMismatch, Store};
-use support::{Answer, Gateway};
+use mcp_resume_guard::store::Store;
+use support::{Answer, Flaky, Gateway};
 
 const A: &str = "550e8400-e29b-41d4-a716-446655440000";
 const B: &str = "6fa459ea-ee8a-3ca4-894e-db77e160355e";
@@ -158,25 +156,6 @@ fn a_common_cursor_may_be_of_a_stream_that_has_forgotten_it() {
     let mut again = gateway.resume("s", "0");
     gateway.events(&mut again, &["2", "4", "6"]);
     assert_not_refused(&mut gateway, "s", "6");
-}
-
-/// Shared data whose compare-and-swap can be made to fail.
-#[derive(Default)]
-struct Flaky {
-    data: SharedData,
-    failing: Cell<bool>,
-}
-
-impl Store for Flaky {
-    fn get(&self, key: &str) -> (Option<Vec<u8>>, Option<Cas>) {
-        self.data.get(key)
-    }
-    fn set(&self, key: &str, value: &[u8], cas: Option<Cas>) -> Result<(), CasMismatch> {
-        if cas.is_some() && self.failing.get() {
-            return Err(CasMismatch);
-        }
-        self.data.set(key, value, cas)
-    }
 }
 
 fn flaky(config: &str) -> Gateway<Flaky> {

@@ -10,6 +10,7 @@
     reason = "a test may fail"
 )]
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use mcp_resume_guard::budget::Budget;
@@ -18,7 +19,7 @@ use mcp_resume_guard::exchange::{Exchange, Guard, LogLine, RequestStep, Response
 use mcp_resume_guard::ledger::{Access, Ledger};
 use mcp_resume_guard::reply::Reply;
 use mcp_resume_guard::request::Field;
-use mcp_resume_guard::store::Store;
+use mcp_resume_guard::store::{Cas, CasMismatch, Store};
 use mcp_resume_guard::store::memory::SharedData;
 use mcp_resume_guard::telemetry::Tally;
 
@@ -29,6 +30,27 @@ pub struct Gateway<S = SharedData> {
     pub now_ms: u64,
     pub tally: Tally,
     nonces: u64,
+}
+
+/// Shared data whose compare-and-swaps can be made to fail, as they do while
+/// others write all the time.
+#[derive(Debug, Default)]
+pub struct Flaky {
+    pub data: SharedData,
+    pub failing: Cell<bool>,
+}
+
+impl Store for Flaky {
+    fn get(&self, key: &str) -> (Option<Vec<u8>>, Option<Cas>) {
+        self.data.get(key)
+    }
+
+    fn set(&self, key: &str, value: &[u8], cas: Option<Cas>) -> Result<(), CasMismatch> {
+        if cas.is_some() && self.failing.get() {
+            return Err(CasMismatch);
+        }
+        self.data.set(key, value, cas)
+    }
 }
 
 /// An exchange that is under way.
