@@ -19,8 +19,8 @@ use mcp_resume_guard::exchange::{Exchange, Guard, LogLine, RequestStep, Response
 use mcp_resume_guard::ledger::{Access, Ledger};
 use mcp_resume_guard::reply::Reply;
 use mcp_resume_guard::request::Field;
-use mcp_resume_guard::store::{Cas, CasMismatch, Store};
 use mcp_resume_guard::store::memory::SharedData;
+use mcp_resume_guard::store::{Cas, CasMismatch, Store};
 use mcp_resume_guard::telemetry::Tally;
 
 /// A worker of an Envoy process.
