@@ -3,6 +3,10 @@
 //! is cut, the same events come out.
 #![allow(clippy::indexing_slicing, clippy::arithmetic_side_effects, reason = "a test may fail")]
 
+#[path = "support/cases.rs"]
+mod cases;
+
+use cases::cases;
 use mcp_resume_guard::sse::{DATA_LIMIT, Data, Decoder, Dispatched, IdField};
 use proptest::prelude::*;
 
@@ -27,14 +31,6 @@ enum Payload {
 }
 
 type Event = (Id, Payload);
-
-fn cases(default: u32) -> ProptestConfig {
-    let mut config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
-    if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = default;
-    }
-    config
-}
 
 /// The lines of a stream, and what follows the last line end. A byte order
 /// mark at the start is not part of them; an end is CRLF, LF or CR.

@@ -14,9 +14,11 @@
 )]
 
 mod support {
+    mod cases;
     #[path = "mod.rs"]
     mod gateway;
     pub mod oracle;
+    pub use cases::cases;
     pub use gateway::*;
 }
 
@@ -31,7 +33,7 @@ use mcp_resume_guard::store::{Cas, CasMismatch, Store};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use support::oracle::{Answers, Connection, Rules, Twin};
-use support::{Answer, Flaky, Gateway};
+use support::{Answer, Flaky, Gateway, cases};
 
 /// Session ids: Java's servers use them as event ids, so they are UUIDs.
 const SESSIONS: [&str; 6] = [
@@ -44,18 +46,6 @@ const SESSIONS: [&str; 6] = [
 ];
 
 const EVENT_ID_BYTES: usize = 120;
-
-fn cases(default: u32) -> ProptestConfig {
-    let mut config = ProptestConfig {
-        failure_persistence: None,
-        max_shrink_iters: 20_000,
-        ..ProptestConfig::default()
-    };
-    if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = default;
-    }
-    config
-}
 
 /// How a server writes event ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
