@@ -19,9 +19,7 @@ use crate::recorder::{Carries, Recorder};
 use crate::reply::{RESUMPTION_HEADER, Reply, Scope};
 use crate::request::{self, Field, Method, Request, is_event_stream, is_json};
 use crate::store::Store;
-use crate::verdict::{
-    self, Action, CarriedOn, Cursor, Fault, Judgement, Resumption, Ruling, Single, Verdict,
-};
+use crate::verdict::{self, Action, CarriedOn, Cursor, Fault, Judgement, Ruling, Single, Verdict};
 
 /// What is the same for all exchanges of a configuration.
 #[derive(Debug)]
@@ -176,10 +174,8 @@ impl Exchange {
         request: &Request,
         step: &mut RequestStep,
     ) {
-        let resumption =
-            Resumption { session: request.session.clone(), cursor: request.cursor.clone() };
         let Judgement { verdict, stream, pending } =
-            verdict::judge(&guard.config, &guard.ledger, at, &resumption);
+            verdict::judge(&guard.config, &guard.ledger, at, &request.session, &request.cursor);
         self.carries =
             stream.map_or(Carries::Unknown, |stream| Carries::Known(stream.number, stream.kind));
         if let (Some(stream), Single::One(Cursor::Id(cursor))) = (stream, &request.cursor) {

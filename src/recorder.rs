@@ -237,8 +237,8 @@ impl Recorder {
         run: impl FnOnce(&mut Decoder, &mut dyn FnMut(Dispatched<'_>)),
     ) -> Batch {
         let mut batch = Batch::default();
-        self.decoder.capture(self.calls.awaited());
         let awaited = self.calls.awaited();
+        self.decoder.capture(awaited);
         let secret = ledger.secret();
         let id_limit = self.id_limit;
         run(&mut self.decoder, &mut |event| {
@@ -280,13 +280,14 @@ impl Recorder {
 
     fn keep<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: Batch) {
         let before = self.ordinal_of_last();
+        let mut keys = Vec::new();
         if !batch.ids.is_empty() {
             self.load(ledger, at);
             self.join(ledger, at, &batch);
             if batch.ids.iter().all(|(id, _)| self.knows(id)) {
                 batch.ids.iter().for_each(|(id, data)| self.see_again(id, *data));
             } else {
-                self.keep_new(ledger, at, &batch);
+                keys = self.keep_new(ledger, at, &batch);
             }
         }
         self.answer_calls(&batch, before);
@@ -298,6 +299,9 @@ impl Recorder {
             self.changed |= self.answered;
         }
         self.write_change(ledger, at);
+        for key in keys {
+            ledger.note_distinctive(at, self.session, key, self.how());
+        }
         if batch.unreturnable {
             ledger.make_incomplete(at, self.session);
         }
@@ -329,21 +333,23 @@ impl Recorder {
         self.records().map(|record| record.ordinal(0)).max().unwrap_or(0)
     }
 
-    fn keep_new<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: &Batch) {
-        let Some((first, _)) = batch.ids.first() else { return };
+    /// Takes up the ids that are new. Gives what the index has to be told once
+    /// they are written.
+    fn keep_new<S: Store>(
+        &mut self,
+        ledger: &Ledger,
+        at: &mut Access<'_, S>,
+        batch: &Batch,
+    ) -> Vec<u64> {
+        let mut keys = Vec::new();
+        let Some((first, _)) = batch.ids.first() else { return keys };
         if self.own.is_none() {
             self.hint = first.whole as u32;
         }
         if !self.hold_lane(ledger, at) {
-            return;
+            return keys;
         }
         let ids_per_stream = ledger.shape().ids;
-        let how = match self.carries {
-            Carries::NewStream | Carries::Standalone => How::Live,
-            Carries::Unknown | Carries::Known(_, StreamKind::Unplaced) => How::Unplaced,
-            Carries::Known(..) => How::Replayed,
-        };
-        let mut keys = Vec::new();
         for (id, data) in &batch.ids {
             if self.knows(id) {
                 self.see_again(id, *data);
@@ -362,7 +368,8 @@ impl Recorder {
                 self.unordered |= self.owed > 0;
                 self.pushed = self.pushed.saturating_add(1);
             }
-            let Some(own) = &mut self.own else { return };
+            let Some(own) = &mut self.own else { break };
+            self.changed = true;
             own.push(id, *data, ids_per_stream, at.now_ms);
             at.tally.events_recorded = at.tally.events_recorded.saturating_add(1);
             if let Some(key) = id.index_key()
@@ -376,9 +383,15 @@ impl Recorder {
                 self.check_reuse(ledger, at, id);
             }
         }
-        self.write(ledger, at);
-        for key in keys {
-            ledger.note_distinctive(at, self.session, key, how);
+        keys
+    }
+
+    /// How the session is sent what this connection brings.
+    fn how(&self) -> How {
+        match self.carries {
+            Carries::NewStream | Carries::Standalone => How::Live,
+            Carries::Unknown | Carries::Known(_, StreamKind::Unplaced) => How::Unplaced,
+            Carries::Known(..) => How::Replayed,
         }
     }
 
@@ -512,7 +525,7 @@ impl Recorder {
         true
     }
 
-    /// Writes what has changed without a new id.
+    /// Writes what has changed.
     fn write_change<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
         // An answer without an id belongs to the stream's record, too.
         let belongs =

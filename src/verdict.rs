@@ -198,15 +198,6 @@ pub enum Single<T> {
     Malformed,
 }
 
-/// What a resumption asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resumption {
-    /// Who asks.
-    pub session: Single<SessionFingerprint>,
-    /// From where.
-    pub cursor: Single<Cursor>,
-}
-
 /// A cursor within the limit, or one that is longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cursor {
@@ -247,17 +238,18 @@ pub fn judge<S: Store>(
     config: &Config,
     ledger: &Ledger,
     at: &Access<'_, S>,
-    resumption: &Resumption,
+    session: &Single<SessionFingerprint>,
+    cursor: &Single<Cursor>,
 ) -> Judgement {
     use Verdict::{Inconsistent, Unverified};
     let only = |verdict| Judgement { verdict, stream: None, pending: SentIds::new() };
 
     // Rule 2.
-    let cursor = match &resumption.cursor {
+    let cursor = match cursor {
         Single::One(cursor) => *cursor,
         Single::Malformed | Single::Absent => return only(Inconsistent(Fault::MalformedCursor)),
     };
-    let session = match &resumption.session {
+    let session = match session {
         Single::One(session) => Some(*session),
         Single::Absent => None,
         Single::Malformed => return only(Inconsistent(Fault::MalformedSession)),
@@ -344,7 +336,7 @@ fn carried_on(history: &History, issued: &[&Stream], cursor: &EventId) -> Option
     Some(CarriedOn {
         number: stream.number,
         kind: stream.kind,
-        owed: stream.find(cursor).map_or(0, |placement| placement.owed),
+        owed: stream.find(cursor).unwrap_or(0),
         ambiguous: issued.len() > 1,
     })
 }
@@ -357,12 +349,8 @@ fn judge_issued(
     issued: &[&Stream],
     cursor: &EventId,
 ) -> Verdict {
-    let unplaced_ms = history.last_unplaced_ms();
-    let is_open = |stream: &&&Stream| {
-        stream.finished() == Finished::No
-            && (stream.kind == StreamKind::Standalone || unplaced_ms.is_none())
-    };
     // Rule 9.
+    let is_open = |stream: &&&Stream| history.finished(stream) == Finished::No;
     if issued.iter().filter(is_open).count() > 1 {
         return Verdict::Inconsistent(Fault::AmbiguousCursor);
     }
@@ -370,7 +358,7 @@ fn judge_issued(
     // known may be the one.
     let may_be_another = history.may_have_evicted(cursor)
         || (!history.session.complete && cursor.index_key().is_none());
-    let is_below = |stream: &&Stream| is_below_floor(config, now_ms, unplaced_ms, stream, cursor);
+    let is_below = |stream: &&Stream| is_below_floor(config, now_ms, history, stream, cursor);
     if !may_be_another && issued.iter().all(is_below) {
         return Verdict::Inconsistent(Fault::BelowFloor);
     }
@@ -383,25 +371,22 @@ fn judge_issued(
 fn is_below_floor(
     config: &Config,
     now_ms: u64,
-    unplaced_ms: Option<u64>,
+    history: &History,
     stream: &Stream,
     cursor: &EventId,
 ) -> bool {
-    let Some(placement) = stream.find(cursor) else { return false };
-    if placement.owed == 0 {
+    let owed = stream.find(cursor).unwrap_or(0);
+    if owed == 0 {
         return false;
     }
     let retention = &config.retention;
-    let too_many = retention.events_per_stream.is_some_and(|kept| placement.owed > kept);
-    let idle_ms = now_ms.saturating_sub(stream.last_event_ms().max(unplaced_ms.unwrap_or(0)));
+    let too_many = retention.events_per_stream.is_some_and(|kept| owed > kept);
+    let last_event_ms = stream.last_event_ms().max(history.last_unplaced_ms().unwrap_or(0));
+    let idle_ms = now_ms.saturating_sub(last_event_ms);
     let older_than = |seconds: Option<u64>| {
         seconds.is_some_and(|seconds| idle_ms > seconds.saturating_mul(1000))
     };
-    let too_old = match stream.finished() {
-        // The answer may have come on a stream that isn't known.
-        Finished::No if stream.kind == StreamKind::Post && unplaced_ms.is_some() => {
-            older_than(retention.seconds) && older_than(retention.finished_stream_seconds)
-        }
+    let too_old = match history.finished(stream) {
         Finished::No => older_than(retention.seconds),
         Finished::Yes => older_than(retention.finished_stream_seconds),
         Finished::Unknown => {

@@ -290,13 +290,9 @@ impl Ledger {
     ) {
         // Given up, the lane stays open: who resumes the stream then begins a
         // record of its own.
-        let _ = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
-            let lane = session.lanes.iter_mut().find(|lane| lane.nonce == nonce);
-            let found = lane.map(|lane| {
-                lane.closed = true;
-                lane.finished = finished;
-            });
-            (found.is_some(), ())
+        let _ = self.change_lane(at, fingerprint, nonce, |lane| {
+            lane.closed = true;
+            lane.finished = finished;
         });
     }
 
@@ -309,17 +305,27 @@ impl Ledger {
         stream: u32,
         kind: StreamKind,
     ) {
-        let moved = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
-            let lane = session.lanes.iter_mut().find(|lane| lane.nonce == nonce);
-            let found = lane.map(|lane| {
-                lane.stream = stream;
-                lane.kind = kind;
-            });
-            (found.is_some(), ())
+        let moved = self.change_lane(at, fingerprint, nonce, |lane| {
+            lane.stream = stream;
+            lane.kind = kind;
         });
         if moved.is_err() {
             self.doubt(at, fingerprint);
         }
+    }
+
+    /// Changes the lane of a writer, if it still has it.
+    fn change_lane<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        nonce: u64,
+        change: impl Fn(&mut Lane),
+    ) -> Result<Option<()>, GaveUp> {
+        self.change_session(at, fingerprint, Missing::Skip, |session, _| {
+            let lane = session.lanes.iter_mut().find(|lane| lane.nonce == nonce);
+            (lane.map(&change).is_some(), ())
+        })
     }
 
     /// Writes a record where only its writer writes.

@@ -30,16 +30,10 @@ pub enum Finished {
     Unknown,
 }
 
-/// Where a cursor stands on a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placement {
-    /// The ids with data behind it; none where their order isn't known.
-    pub owed: u64,
-}
-
 impl Stream {
-    /// Where a cursor stands, if it was issued on this stream.
-    pub fn find(&self, id: &EventId) -> Option<Placement> {
+    /// The ids with data behind a cursor, if it was issued on this stream; 0
+    /// where their order isn't known.
+    pub fn find(&self, id: &EventId) -> Option<u64> {
         let mut later: u64 = 0;
         let mut least: Option<u64> = None;
         for record in self.records.iter().rev() {
@@ -51,7 +45,7 @@ impl Stream {
             }
             later = later.saturating_add(record.owed());
         }
-        least.map(|owed| Placement { owed: if self.is_ordered() { owed } else { 0 } })
+        least.map(|owed| if self.is_ordered() { owed } else { 0 })
     }
 
     /// Whether it may have issued an id, one that other streams have as well,
@@ -161,6 +155,19 @@ impl History {
         }
         let unplaced = self.streams.iter().filter(|s| s.kind == StreamKind::Unplaced);
         unplaced.map(Stream::last_event_ms).max()
+    }
+
+    /// Whether a stream of it is finished: of a POST's that seems open, the
+    /// answer may have come on a stream that isn't known.
+    pub fn finished(&self, stream: &Stream) -> Finished {
+        match stream.finished() {
+            Finished::No
+                if stream.kind == StreamKind::Post && self.last_unplaced_ms().is_some() =>
+            {
+                Finished::Unknown
+            }
+            finished => finished,
+        }
     }
 
     /// The ids of the calls that wait for what follows a cursor, where that
