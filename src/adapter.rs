@@ -8,6 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use log::{error, info, warn};
 use proxy_wasm::hostcalls;
@@ -16,13 +17,13 @@ use proxy_wasm::types::{Action, BufferType, Bytes, ContextType, MapType, MetricT
 
 use crate::budget::Budget;
 use crate::config::{Config, History};
-use crate::exchange::{Exchange, Guard, RequestStep};
+use crate::exchange::{BodyStep, Exchange, Guard, LogLine, Origin};
 use crate::fingerprint::Secret;
 use crate::ledger::{Access, Ledger};
-use crate::reply::RESUMPTION_HEADER;
+use crate::reply::{RESUMPTION_HEADER, Reply};
 use crate::request::Field;
 use crate::store::{Cas, CasMismatch, Store};
-use crate::telemetry::{LogLimit, LogPermit, Tally, resumptions_metric};
+use crate::telemetry::{LogLimit, LogPermit, Tally, replays_metric, resumptions_metric};
 use crate::verdict::{Ruling, Verdict};
 
 /// A body is read in pieces, so that a large chunk doesn't grow the VM.
@@ -30,6 +31,10 @@ const PIECE: usize = 64 * 1024;
 
 /// What the bodies of a worker's POSTs hold together, at the most.
 const BODY_BUDGET: usize = 64 * 1024 * 1024;
+
+/// A stream that was cut is reset so much later, when its last word is on its
+/// way: a reset in the same callback would be carried out before that.
+const RESET_AFTER: Duration = Duration::from_millis(5);
 
 /// The filter state's name behind Envoy's prefix `wasm.`.
 const FILTER_STATE: &str = "mcp_resumption";
@@ -109,6 +114,8 @@ struct Worker {
     /// Where this VM's nonces start, and how many it has given out.
     nonce_base: u64,
     nonces: Cell<u64>,
+    /// The contexts of streams that are to be reset.
+    to_reset: RefCell<Vec<u32>>,
 }
 
 impl Worker {
@@ -128,6 +135,41 @@ impl Worker {
         self.nonces.set(self.nonces.get().wrapping_add(1));
         self.nonce_base.wrapping_add(self.nonces.get())
     }
+
+    fn reset_later(&self, context: u32) {
+        self.to_reset.borrow_mut().push(context);
+        set_tick(RESET_AFTER);
+    }
+}
+
+fn set_tick(period: Duration) {
+    if let Err(status) = hostcalls::set_tick_period(period) {
+        error!("tick period: {status:?}");
+    }
+}
+
+impl Origin for Worker {
+    /// Envoy's own replies, and the guard's, run through the same callbacks.
+    fn is_upstream(&self) -> bool {
+        code_details().as_deref() == Some(b"via_upstream")
+    }
+
+    fn address(&self) -> Option<Bytes> {
+        hostcalls::get_property(vec!["upstream", "address"]).ok().flatten()
+    }
+
+    fn random(&self) -> u64 {
+        self.next_random()
+    }
+}
+
+fn code_details() -> Option<Bytes> {
+    hostcalls::get_property(vec!["response", "code_details"]).ok().flatten()
+}
+
+/// Whether it was the upstream that broke off a response that had begun.
+fn ended_by_upstream() -> bool {
+    code_details().is_some_and(|details| details.starts_with(b"upstream_reset"))
 }
 
 #[derive(Default)]
@@ -167,13 +209,28 @@ impl RootContext for Root {
             log_limit: RefCell::default(),
             nonce_base: u64::from_le_bytes(random()),
             nonces: Cell::new(0),
+            to_reset: RefCell::default(),
         }));
         true
     }
 
-    fn create_http_context(&self, _: u32) -> Option<Box<dyn HttpContext>> {
+    fn create_http_context(&self, context: u32) -> Option<Box<dyn HttpContext>> {
         let worker = Rc::clone(self.worker.as_ref()?);
-        Some(Box::new(Stream { worker, exchange: None, request_body: false, response_body: false }))
+        let (request_body, response_body) = (false, false);
+        Some(Box::new(Stream { context, worker, exchange: None, request_body, response_body }))
+    }
+
+    fn on_tick(&mut self) {
+        set_tick(Duration::ZERO);
+        let Some(worker) = &self.worker else { return };
+        for context in worker.to_reset.take() {
+            // One that is gone already is refused.
+            if hostcalls::set_effective_context(context).is_ok()
+                && let Err(status) = hostcalls::reset_http_response()
+            {
+                error!("reset: {status:?}");
+            }
+        }
     }
 
     fn get_type(&self) -> Option<ContextType> {
@@ -197,12 +254,10 @@ fn announce(config: &Config, ledger: &Ledger) {
         config.mode.as_str(),
         ledger.shape(),
     );
-    for key in config.not_acted_on() {
-        warn!("configuration: `{key}` is set, and this version doesn't act on it yet");
-    }
 }
 
 struct Stream {
+    context: u32,
     worker: Rc<Worker>,
     exchange: Option<Exchange>,
     request_body: bool,
@@ -210,14 +265,15 @@ struct Stream {
 }
 
 impl Stream {
-    fn rule(&self, step: &RequestStep) {
-        if let Some(ruling) = &step.ruling {
+    /// Tells of a ruling, and counts the resumption if it is time to.
+    fn tell(&self, ruling: Option<&Ruling>, counted: Option<&Ruling>, line: Option<&LogLine>) {
+        if let Some(ruling) = ruling {
             self.show(ruling);
-            if step.is_resumption {
-                count(&resumptions_metric(ruling), 1);
-            }
         }
-        let Some(line) = &step.log else { return };
+        if let Some(ruling) = counted {
+            count(&resumptions_metric(ruling), 1);
+        }
+        let Some(line) = line else { return };
         let permit = self.worker.log_limit.borrow_mut().ask(now_ms());
         if permit != LogPermit::Suppressed {
             match line.ruling.verdict {
@@ -234,6 +290,12 @@ impl Stream {
         {
             error!("filter state: {status:?}");
         }
+    }
+
+    fn reply(&self, reply: &Reply) -> Action {
+        let headers = reply.headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        self.send_http_response(reply.status.into(), headers, Some(&reply.body));
+        Action::Pause
     }
 
     fn see_request_body(&mut self, size: usize, end: bool) {
@@ -270,11 +332,11 @@ impl HttpContext for Stream {
         for name in &step.remove {
             self.set_http_request_header(name, None);
         }
-        self.rule(&step);
-        let Some(reply) = step.reply else { return Action::Continue };
-        let headers = reply.headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        self.send_http_response(reply.status.into(), headers, Some(&reply.body));
-        Action::Pause
+        if let Some((name, address)) = &step.pin {
+            self.set_http_request_header(name, Some(address));
+        }
+        self.tell(step.ruling.as_ref(), step.count.as_ref(), step.log.as_ref());
+        step.reply.map_or(Action::Continue, |reply| self.reply(&reply))
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
@@ -296,19 +358,18 @@ impl HttpContext for Stream {
         let fields = header_fields(MapType::HttpResponseHeaders);
         let worker = &self.worker;
         let step = worker.with(|guard, access| {
-            exchange.response(guard, access, &fields, end_of_stream, from_upstream, || {
-                worker.next_random()
-            })
+            exchange.response(guard, access, &fields, end_of_stream, &**worker)
         });
         self.response_body = step.body && !end_of_stream;
-        match &step.attest {
-            Some(ruling) => {
-                self.set_http_response_header(RESUMPTION_HEADER, Some(&ruling.to_string()));
-            }
-            None if step.remove_resumption => {
-                self.set_http_response_header(RESUMPTION_HEADER, None);
-            }
-            None => {}
+        self.tell(step.ruling.as_ref(), step.count.as_ref(), step.log.as_ref());
+        if let Some(reply) = step.reply {
+            return self.reply(&reply);
+        }
+        for name in &step.remove {
+            self.set_http_response_header(name, None);
+        }
+        if let Some(ruling) = &step.attest {
+            self.set_http_response_header(RESUMPTION_HEADER, Some(&ruling.to_string()));
         }
         Action::Continue
     }
@@ -317,6 +378,7 @@ impl HttpContext for Stream {
         let Some(exchange) = self.exchange.as_mut().filter(|_| self.response_body) else {
             return Action::Continue;
         };
+        let mut body = Body::default();
         self.worker.with(|guard, access| {
             let mut start = 0usize;
             while start < size {
@@ -327,33 +389,68 @@ impl HttpContext for Stream {
                     exchange.response_body_unread(guard, access);
                     break;
                 }
-                exchange.response_body(guard, access, &bytes);
                 start = start.saturating_add(bytes.len());
+                let step = exchange.response_body(guard, access, &bytes);
+                body.add(step, Some(bytes).filter(|_| exchange.is_gated()));
             }
             if end_of_stream {
-                exchange.response_end(guard, access);
+                body.add(exchange.response_end(guard, access, false), None);
             }
         });
+        if let Some(line) = body.found.last() {
+            self.show(&line.ruling);
+        }
+        for line in &body.found {
+            self.tell(None, None, Some(line));
+        }
+        if body.is_replaced
+            && let Err(status) =
+                hostcalls::set_buffer(BufferType::HttpResponseBody, 0, size, &body.bytes)
+        {
+            error!("response body: {status:?}");
+        }
+        if body.reset && !end_of_stream {
+            self.worker.reset_later(self.context);
+        }
         Action::Continue
     }
 
     fn on_http_response_trailers(&mut self, _: usize) -> Action {
         self.set_http_response_trailer(RESUMPTION_HEADER, None);
         if let Some(exchange) = self.exchange.as_mut().filter(|_| self.response_body) {
-            self.worker.with(|guard, access| exchange.response_end(guard, access));
+            self.worker.with(|guard, access| exchange.response_end(guard, access, true));
         }
         Action::Continue
     }
 
     fn on_log(&mut self) {
-        if let Some(exchange) = self.exchange.as_mut().filter(|_| self.response_body) {
-            self.worker.with(|guard, access| exchange.close(guard, access));
+        let Some(exchange) = self.exchange.as_mut().filter(|exchange| exchange.is_open()) else {
+            return;
+        };
+        let step =
+            self.worker.with(|guard, access| exchange.close(guard, access, ended_by_upstream));
+        let found = step.found.as_ref();
+        self.tell(found.map(|line| &line.ruling), step.count.as_ref(), found);
+        if let Some(outcome) = &step.outcome {
+            count(&replays_metric(outcome), 1);
         }
     }
 }
 
-/// Envoy's own replies, and the guard's, run through the same callbacks.
-fn from_upstream() -> bool {
-    let details = hostcalls::get_property(vec!["response", "code_details"]);
-    matches!(details, Ok(Some(details)) if details == b"via_upstream")
+/// What becomes of a chunk that is read in pieces.
+#[derive(Default)]
+struct Body {
+    bytes: Vec<u8>,
+    is_replaced: bool,
+    reset: bool,
+    found: Vec<LogLine>,
+}
+
+impl Body {
+    fn add(&mut self, step: BodyStep, unchanged: Option<Bytes>) {
+        self.is_replaced |= step.replace.is_some();
+        self.bytes.append(&mut step.replace.or(unchanged).unwrap_or_default());
+        self.reset |= step.reset;
+        self.found.extend(step.found);
+    }
 }

@@ -30,11 +30,11 @@ pub struct Config {
     pub reject: Reject,
     /// What the upstream's replay buffer keeps, where that is known.
     pub retention: Retention,
-    /// Who can replay. Not acted on in this version.
+    /// Who can replay.
     pub replay_buffer: ReplayBuffer,
-    /// How upstream instances are told apart. Not acted on in this version.
+    /// How upstream instances are told apart, and sessions pinned to them.
     pub owner: Owner,
-    /// What a wrong replay leads to. Not acted on in this version.
+    /// What a wrong replay leads to.
     pub replay: Replay,
     /// The bounds of the state.
     pub state: State,
@@ -261,6 +261,13 @@ impl<'de> Deserialize<'de> for GuardedPath {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeaderName(String);
 
+impl HeaderName {
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 impl<'de> Deserialize<'de> for HeaderName {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
@@ -272,6 +279,24 @@ impl<'de> Deserialize<'de> for HeaderName {
         Ok(HeaderName(name.to_ascii_lowercase()))
     }
 }
+
+/// Headers that can't carry a pin: what the guard, MCP or HTTP itself reads.
+const UNPINNABLE: [&str; 14] = [
+    "accept",
+    "accept-encoding",
+    "authorization",
+    "connection",
+    "content-length",
+    "content-type",
+    "cookie",
+    "host",
+    "last-event-id",
+    "mcp-protocol-version",
+    "mcp-resumption",
+    "mcp-session-id",
+    "te",
+    "transfer-encoding",
+];
 
 /// Why a configuration is refused: where, and what is allowed there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -322,6 +347,7 @@ impl Config {
             .map_err(|error| ConfigError { path: ".".to_owned(), problem: error.to_string() })?;
         config.check_ranges()?;
         config.check_reasons()?;
+        config.check_owner()?;
         Ok(config)
     }
 
@@ -333,6 +359,20 @@ impl Config {
                 path: format!("reasons.{unknown}"),
                 problem: format!("unknown reason, expected one of `{}`", names.join("`, `")),
             }),
+        }
+    }
+
+    /// The pin is taken from every request, and set.
+    fn check_owner(&self) -> Result<(), ConfigError> {
+        match &self.owner.pin_header {
+            Some(name) if UNPINNABLE.contains(&name.as_str()) => Err(ConfigError {
+                path: "owner.pin_header".to_owned(),
+                problem: format!(
+                    "`{}` has a meaning of its own, choose a header that nobody else uses",
+                    name.as_str()
+                ),
+            }),
+            _ => Ok(()),
         }
     }
 
@@ -378,19 +418,6 @@ impl Config {
     /// Whether requests on this path are guarded.
     pub fn guards(&self, path: &[u8]) -> bool {
         self.paths.is_empty() || self.paths.iter().any(|guarded| guarded.matches(path))
-    }
-
-    /// The keys that are set and not acted on in this version.
-    pub fn not_acted_on(&self) -> Vec<&'static str> {
-        let defaults = Config::default();
-        [
-            ("replay_buffer", self.replay_buffer != defaults.replay_buffer),
-            ("owner", self.owner != defaults.owner),
-            ("replay", self.replay != defaults.replay),
-        ]
-        .into_iter()
-        .filter_map(|(key, set)| set.then_some(key))
-        .collect()
     }
 }
 
@@ -439,6 +466,10 @@ mod tests {
             (r#"{"reasons":{"below_floor":"ignore"}}"#, &["`reasons.below_floor`", "`session`"]),
             (r#"{"paths":["mcp"]}"#, &["`paths[0]`", "begin with `/`"]),
             (r#"{"owner":{"pin_header":"a b"}}"#, &["`owner.pin_header`", "header name"]),
+            (
+                r#"{"owner":{"pin_header":"Mcp-Session-Id"}}"#,
+                &["`owner.pin_header`", "meaning of its own"],
+            ),
             (r#"{"mode":"observe","mode":"enforce"}"#, &["duplicate field `mode`"]),
             (r#"{"mode":"observe"} x"#, &["trailing characters"]),
             ("[]", &["StringValue"]),

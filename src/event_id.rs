@@ -62,6 +62,16 @@ impl EventId {
         })
     }
 
+    /// An id whose text isn't at hand, to be looked for.
+    pub fn of_sequence(whole: u64, sequence: u64, index: u64) -> Self {
+        EventId {
+            whole,
+            places: [Some(Place { sequence, index }), None],
+            distinctive: false,
+            distinctive_sequence: [false; READINGS],
+        }
+    }
+
     /// The fingerprint under which the index keeps it: of its sequence, where
     /// that is distinctive, or else its own, if that is.
     pub fn index_key(&self) -> Option<u64> {

@@ -4,22 +4,33 @@
 //! [`Exchange::begin`], [`Exchange::request_body`], [`Exchange::response`],
 //! [`Exchange::response_body`], [`Exchange::response_end`], and at the end,
 //! however it came, [`Exchange::close`]. Parts may be missing, and a response
-//! may begin before the request's body ends. Nothing here waits, holds back a
-//! byte or changes one.
+//! may begin before the request's body ends. Nothing here waits; and a byte is
+//! held back or changed only where the answer to a resumption is checked.
 
 use std::fmt;
 
+use crate::blocks::Blocks;
 use crate::budget::{Budget, Held};
-use crate::config::{Config, Escalation, Mode, OnUnverified, PendingCalls, ReasonPolicy};
+use crate::config::{
+    Config, Escalation, HeaderName, Mode, OnUnverified, PendingCalls, ReasonPolicy, ReplayBuffer,
+};
 use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::{Calls, SentIds};
+use crate::ledger::table::{Cut, Floor, Session};
 use crate::ledger::{Access, Ledger};
-use crate::recorder::{Carries, Recorder};
-use crate::reply::{RESUMPTION_HEADER, Reply, Scope};
+use crate::owner::Instance;
+use crate::recorder::{Batch, Carries, Recorder};
+use crate::replay::{self, Current, End, Finding, Outcome, Replay};
+use crate::reply::{self, RESUMPTION_HEADER, Reply, Scope};
 use crate::request::{self, Field, Method, Request, is_event_stream, is_json};
 use crate::store::Store;
-use crate::verdict::{self, Action, CarriedOn, Cursor, Fault, Judgement, Ruling, Single, Verdict};
+use crate::verdict::{
+    self, Action, CarriedOn, Cursor, Doubt, Fault, Judgement, ReplayFault, Ruling, Single, Verdict,
+};
+
+/// Bytes of an event that are held until it is complete.
+const HELD_LIMIT: usize = 64 * 1024;
 
 /// What is the same for all exchanges of a configuration.
 #[derive(Debug)]
@@ -36,13 +47,15 @@ pub struct Guard {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RequestStep {
     /// Header fields to remove.
-    pub remove: Vec<&'static str>,
+    pub remove: Vec<String>,
+    /// The field to set that pins the request to an instance.
+    pub pin: Option<(String, String)>,
     /// To be sent instead of passing the request on.
     pub reply: Option<Reply>,
     /// The ruling, for the filter state.
     pub ruling: Option<Ruling>,
-    /// It is one on a resumption, and counts as such.
-    pub is_resumption: bool,
+    /// A resumption that is refused, and counts as such.
+    pub count: Option<Ruling>,
     /// The line to log about it.
     pub log: Option<LogLine>,
     /// Whether the body is to be shown to [`Exchange::request_body`].
@@ -52,12 +65,53 @@ pub struct RequestStep {
 /// What is to be done with the head of a response.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ResponseStep {
-    /// Remove the upstream's `mcp-resumption`.
-    pub remove_resumption: bool,
-    /// Set it to this ruling.
+    /// Header fields to remove.
+    pub remove: Vec<String>,
+    /// Set `mcp-resumption` to this ruling.
     pub attest: Option<Ruling>,
+    /// To be sent instead of all that the upstream has sent and will send.
+    pub reply: Option<Reply>,
+    /// The ruling, for the filter state, where it has changed.
+    pub ruling: Option<Ruling>,
+    /// A resumption that counts now.
+    pub count: Option<Ruling>,
+    /// The line to log about it.
+    pub log: Option<LogLine>,
     /// Whether the body is to be shown to [`Exchange::response_body`].
     pub body: bool,
+}
+
+/// What is to be done with some of a response's body.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct BodyStep {
+    /// What goes on in its place; `None`: it goes on as it is.
+    pub replace: Option<Vec<u8>>,
+    /// The stream is to be reset once that is on its way.
+    pub reset: bool,
+    /// Faults of the replay, for the filter state and the log.
+    pub found: Vec<LogLine>,
+}
+
+/// What is to be done when an exchange is over.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct CloseStep {
+    /// A resumption that counts now: no answer has come.
+    pub count: Option<Ruling>,
+    /// What the replay came to.
+    pub outcome: Option<Outcome>,
+    /// A fault of it that was found only now.
+    pub found: Option<LogLine>,
+}
+
+/// What a proxy knows of a response beside its header fields. It is asked only
+/// where that matters.
+pub trait Origin {
+    /// Whether it is the upstream's own, and nobody else's on its behalf.
+    fn is_upstream(&self) -> bool;
+    /// The address of the instance that sent it.
+    fn address(&self) -> Option<Vec<u8>>;
+    /// A number that no other exchange gets.
+    fn random(&self) -> u64;
 }
 
 /// A line about a resumption that was refused or isn't verified. The session
@@ -102,10 +156,33 @@ pub struct Exchange {
     replied: bool,
     ruling: Option<Ruling>,
     carries: Carries,
-    /// Where a resumption carries on, if that is known.
-    resumed: Option<(EventId, CarriedOn)>,
+    /// The ruling is one on a resumption that passed, and hasn't been counted.
+    uncounted: bool,
+    /// The cursor of a resumption.
+    cursor: Option<EventId>,
+    /// Where it carries on, if that is known.
+    resumed: Option<CarriedOn>,
     body: Body,
     recorder: Option<Recorder>,
+    /// The check of a resumption's answer.
+    replay: Option<Replay>,
+    /// Where it may be cut.
+    gate: Option<Gate>,
+    /// Who sends it.
+    instance: Option<Instance>,
+    /// It has ended cleanly.
+    ended: bool,
+}
+
+/// Holds an event until it is complete.
+#[derive(Default)]
+struct Gate {
+    blocks: Blocks,
+    held: Vec<u8>,
+    /// The event is too long, and passes.
+    passing: bool,
+    /// The stream was cut: nothing passes any more.
+    is_shut: bool,
 }
 
 impl Exchange {
@@ -118,7 +195,11 @@ impl Exchange {
         let request = Request::new(&guard.config, guard.ledger.secret(), fields);
         let mut step = RequestStep::default();
         if request.has_resumption {
-            step.remove.push(RESUMPTION_HEADER);
+            step.remove.push(RESUMPTION_HEADER.to_owned());
+        }
+        let pin = guard.config.owner.pin_header.as_ref();
+        if let Some(pin) = pin.filter(|_| request.has_pin) {
+            step.remove.push(pin.as_str().to_owned());
         }
         let mut exchange = Exchange {
             method: request.method,
@@ -128,9 +209,18 @@ impl Exchange {
             replied: false,
             ruling: None,
             carries: Carries::NewStream,
+            uncounted: false,
+            cursor: match &request.cursor {
+                Single::One(Cursor::Id(id)) => Some(*id),
+                _ => None,
+            },
             resumed: None,
             body: Body::Unread,
             recorder: None,
+            replay: None,
+            gate: None,
+            instance: None,
+            ended: false,
         };
         if !request.guarded {
             return (exchange, step);
@@ -146,7 +236,7 @@ impl Exchange {
         exchange.inert = false;
         if request.is_resumption() {
             exchange.resume(guard, at, &request, &mut step);
-        } else if known.is_some_and(|session| session.ended) && request.method != Method::Delete {
+        } else if known.as_ref().is_some_and(|s| s.ended) && request.method != Method::Delete {
             refuse_ended(guard, &mut step);
         }
         exchange.replied = step.reply.is_some();
@@ -155,7 +245,11 @@ impl Exchange {
         }
         if request.accepts_event_stream && request.has_accept_encoding {
             // What is compressed can't be read.
-            step.remove.push("accept-encoding");
+            step.remove.push("accept-encoding".to_owned());
+        }
+        if let (Some(pin), Some(session)) = (pin, &known) {
+            let address = exchange.owner_address(session);
+            step.pin = address.map(|address| (pin.as_str().to_owned(), address.to_owned()));
         }
         if request.method == Method::Get && !request.is_resumption() {
             exchange.carries = Carries::Standalone;
@@ -176,40 +270,55 @@ impl Exchange {
     ) {
         let Judgement { verdict, stream, pending } =
             verdict::judge(&guard.config, &guard.ledger, at, &request.session, &request.cursor);
-        self.carries =
-            stream.map_or(Carries::Unknown, |stream| Carries::Known(stream.number, stream.kind));
-        if let (Some(stream), Single::One(Cursor::Id(cursor))) = (stream, &request.cursor) {
-            self.resumed = Some((*cursor, stream));
-        }
+        self.carries = stream.as_ref().map_or(Carries::Unknown, |carried| {
+            Carries::Known(carried.stream.number, carried.stream.kind)
+        });
+        self.resumed = stream;
+        let (ruling, reply) = self.rule(guard, at, verdict, &pending);
+        step.ruling = Some(ruling);
+        step.count = reply.is_some().then_some(ruling);
+        self.uncounted = reply.is_none();
+        step.reply = reply;
+        step.log = (verdict != Verdict::Continue).then_some(self.log_line(ruling));
+    }
+
+    /// What a verdict leads to: the ruling, and the reply if it is a refusal.
+    fn rule<S: Store>(
+        &mut self,
+        guard: &Guard,
+        at: &mut Access<'_, S>,
+        verdict: Verdict,
+        pending: &SentIds,
+    ) -> (Ruling, Option<Reply>) {
         let refused = self.scope_of_refusal(guard, at, verdict);
-        let action = match refused {
-            None => Action::Passed,
-            Some(_) if self.settles(guard, at, &request.cursor, &pending) => Action::Settled,
-            Some(_) => Action::Rejected,
+        let (action, reply) = match refused {
+            None => (Action::Passed, None),
+            Some(scope) if self.settles(guard, at, pending) => {
+                (Action::Settled, Some(Reply::settlement(verdict, scope, pending)))
+            }
+            Some(scope) => (Action::Rejected, Some(Reply::refusal(verdict, scope))),
         };
         let ruling = Ruling { verdict, action };
         self.ruling = Some(ruling);
-        step.ruling = self.ruling;
-        step.is_resumption = true;
-        step.reply = refused.map(|scope| match action {
-            Action::Settled => Reply::settlement(verdict, scope, &pending),
-            Action::Passed | Action::Rejected => Reply::refusal(verdict, scope),
-        });
-        step.log = (verdict != Verdict::Continue)
-            .then_some(LogLine { ruling, session: self.known_session() });
+        (ruling, reply)
+    }
+
+    fn log_line(&self, ruling: Ruling) -> LogLine {
+        LogLine { ruling, session: self.known_session() }
+    }
+
+    /// Where the instance is that has to answer: the owner of the stream that
+    /// is resumed, or else the session's.
+    fn owner_address<'a>(&self, session: &'a Session) -> Option<&'a str> {
+        let stream = self.resumed.as_ref().map(|carried| carried.stream.number);
+        let of_stream = stream.and_then(|stream| session.address(session.stream_owner(stream)));
+        of_stream.or_else(|| session.address(session.owner))
     }
 
     /// Whether the calls that are pending for the cursor are settled instead
     /// of an HTTP error: once for each cursor.
-    fn settles<S: Store>(
-        &self,
-        guard: &Guard,
-        at: &mut Access<'_, S>,
-        cursor: &Single<Cursor>,
-        pending: &SentIds,
-    ) -> bool {
-        let (Some(session), Single::One(Cursor::Id(cursor))) = (self.known_session(), cursor)
-        else {
+    fn settles<S: Store>(&self, guard: &Guard, at: &mut Access<'_, S>, pending: &SentIds) -> bool {
+        let (Some(session), Some(cursor)) = (self.known_session(), &self.cursor) else {
             return false;
         };
         guard.config.reject.pending_calls == PendingCalls::Settle
@@ -301,38 +410,62 @@ impl Exchange {
         !self.replied
     }
 
-    /// The header fields of a response have come. `from_upstream` tells whether
-    /// it is the upstream's own; it is asked only where that matters. `random`
-    /// gives a number that no other exchange gets. `end`: no body follows.
+    /// The header fields of a response have come. `end`: no body follows.
     pub fn response<S: Store>(
         &mut self,
         guard: &Guard,
         at: &mut Access<'_, S>,
         fields: &[Field],
         end: bool,
-        from_upstream: impl FnOnce() -> bool,
-        random: impl FnOnce() -> u64,
+        origin: &impl Origin,
     ) -> ResponseStep {
-        let mut step = ResponseStep {
-            remove_resumption: fields.iter().any(|(name, _)| name == RESUMPTION_HEADER),
-            ..ResponseStep::default()
-        };
-        if self.inert {
-            return step;
+        let mut step = ResponseStep::default();
+        let pin = guard.config.owner.pin_header.as_ref().map(HeaderName::as_str);
+        for name in [Some(RESUMPTION_HEADER), pin].into_iter().flatten() {
+            if fields.iter().any(|(field, _)| field == name) {
+                step.remove.push(name.to_owned());
+            }
         }
+        if !self.inert {
+            self.read_response(guard, at, fields, end, origin, &mut step);
+        }
+        step.count = self.take_uncounted();
+        step
+    }
+
+    fn take_uncounted(&mut self) -> Option<Ruling> {
+        self.ruling.filter(|_| std::mem::take(&mut self.uncounted))
+    }
+
+    fn read_response<S: Store>(
+        &mut self,
+        guard: &Guard,
+        at: &mut Access<'_, S>,
+        fields: &[Field],
+        end: bool,
+        origin: &impl Origin,
+        step: &mut ResponseStep,
+    ) {
         let value = |name: &str| fields.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_slice());
         let success = value(":status").is_some_and(|status| status.starts_with(b"2"));
-        if !success || self.method == Method::Other || !from_upstream() {
-            return step;
+        if !success || self.method == Method::Other || !origin.is_upstream() {
+            return;
         }
         let secret = guard.ledger.secret();
         let issued = request::session(secret, fields);
+        let content_type = value("content-type").unwrap_or_default();
+        let is_stream = self.method != Method::Delete && is_event_stream(content_type);
+        if is_stream || (issued != Single::Absent && issued != self.session) {
+            self.instance = Instance::of_answer(&guard.config, secret, fields, || origin.address());
+        }
+        if is_stream && self.is_fenced_off(guard, at, step) {
+            return;
+        }
         self.follow_session(guard, at, &issued);
         if self.method == Method::Delete {
-            return step;
+            return;
         }
-        let content_type = value("content-type").unwrap_or_default();
-        if !is_event_stream(content_type) {
+        if !is_stream {
             // There are clients that read any answer to a GET as a stream.
             if self.method == Method::Get
                 && !end
@@ -341,9 +474,15 @@ impl Exchange {
             {
                 guard.ledger.make_incomplete(at, session);
             }
-            return step;
+            return;
         }
         step.attest = self.ruling;
+        if self.ruling.is_some() {
+            if value("content-length").is_some() {
+                step.remove.push("content-length".to_owned());
+            }
+            self.replay = Some(Replay::unchecked());
+        }
         // Where sessions are named that differ, whose events these are can't
         // be told: anybody's.
         let mut doubtful = std::mem::take(&mut self.named);
@@ -357,33 +496,103 @@ impl Exchange {
         let session = match (issued, &self.session) {
             (Single::One(issued), _) => issued,
             (Single::Absent, Single::One(requested)) => *requested,
-            _ => return step,
+            _ => return,
         };
         if self.known_session().is_some_and(|requested| requested != session)
             && self.carries != Carries::NewStream
         {
             // The cursor stands on a stream of another session.
             self.carries = Carries::Unknown;
+            self.resumed = None;
         }
         if value("content-encoding").is_some_and(|coding| !coding.eq_ignore_ascii_case(b"identity"))
         {
             guard.ledger.make_incomplete(at, session);
-            return step;
+            return;
         }
         let calls = self.take_calls();
         let mut recorder = Recorder::new(
             session,
             self.carries,
-            guard.ledger.nonce(random()),
+            guard.ledger.nonce(origin.random()),
             request::limit(&guard.config),
             calls,
-        );
-        if let (Carries::Known(..), Some((cursor, stream))) = (self.carries, &self.resumed) {
-            recorder = recorder.resumes(cursor, stream.owed, stream.ambiguous);
+        )
+        .sent_by(self.instance.clone(), at.now_ms);
+        if self.ruling.is_some() {
+            let carried = self.resumed.take();
+            if let Some(carried) = &carried {
+                recorder = recorder.resumes(carried);
+            }
+            self.replay = Some(Replay::new(session, at.now_ms, carried));
+            self.gate = replay::may_cut(&guard.config).then(Gate::default);
         }
         self.recorder = Some(recorder);
         step.body = true;
-        step
+    }
+
+    /// Whether the answer to a resumption comes from an instance that can't
+    /// replay the stream. If not, or if that passes, the instance is its owner
+    /// from now on.
+    fn is_fenced_off<S: Store>(
+        &mut self,
+        guard: &Guard,
+        at: &mut Access<'_, S>,
+        step: &mut ResponseStep,
+    ) -> bool {
+        let (Some(ruling), Some(session), Some(cursor)) =
+            (self.ruling, self.known_session(), self.cursor)
+        else {
+            return false;
+        };
+        if let Some(verdict) = self.owner_verdict(guard, ruling.verdict) {
+            let history = guard.ledger.history(at, session);
+            let pending = history.map(|history| history.pending_calls(&cursor, &[]));
+            let pending = pending.filter(|_| matches!(verdict, Verdict::Inconsistent(_)));
+            let (ruling, reply) = self.rule(guard, at, verdict, &pending.unwrap_or_default());
+            step.ruling = Some(ruling);
+            step.log = Some(self.log_line(ruling));
+            if reply.is_some() {
+                step.reply = reply;
+                self.replied = true;
+                return true;
+            }
+        }
+        let instance = self.instance.as_ref();
+        let carried = self.resumed.as_ref();
+        let is_settled = carried.is_some_and(|carried| {
+            let owners = carried.owners.as_deref().unwrap_or_default();
+            !carried.was_cut
+                && !owners.is_empty()
+                && owners.iter().all(|owner| instance.is_none_or(|new| new.id == *owner))
+        });
+        if !is_settled {
+            let stream = carried.map(|carried| carried.stream.number);
+            guard.ledger.carry_on(at, session, stream, &cursor, instance);
+        }
+        false
+    }
+
+    /// The verdict where another instance answers than the stream's owner.
+    fn owner_verdict(&self, guard: &Guard, verdict: Verdict) -> Option<Verdict> {
+        let (instance, carried) = (self.instance.as_ref()?, self.resumed.as_ref()?);
+        let owners = carried.owners.as_ref().filter(|_| !carried.uncertain)?;
+        let passed_by_policy = |fault| policy(&guard.config, fault) == ReasonPolicy::Pass;
+        let is_open = match verdict {
+            Verdict::Continue => true,
+            Verdict::Unverified(_) => false,
+            Verdict::Inconsistent(fault) => passed_by_policy(fault),
+        };
+        if owners.contains(&instance.id) || !is_open {
+            return None;
+        }
+        match guard.config.replay_buffer {
+            ReplayBuffer::Local => Some(Verdict::Inconsistent(Fault::OwnerMoved)),
+            ReplayBuffer::Unknown if verdict == Verdict::Continue => {
+                Some(Verdict::Unverified(Doubt::OwnerMoved))
+            }
+            ReplayBuffer::Unknown | ReplayBuffer::Shared => None,
+        }
     }
 
     /// A session that begins, gets another name, or ends.
@@ -393,16 +602,17 @@ impl Exchange {
         at: &mut Access<'_, S>,
         issued: &Single<SessionFingerprint>,
     ) {
+        let instance = self.instance.as_ref();
         match (self.method, &self.session, issued) {
             (Method::Delete, Single::One(session), _) => {
                 guard.ledger.end(at, *session);
             }
             (Method::Delete, _, _) => {}
             (Method::Post, Single::Absent, Single::One(session)) => {
-                guard.ledger.begin(at, *session);
+                guard.ledger.begin(at, *session, instance);
             }
             (_, Single::One(old), Single::One(new)) if old != new => {
-                guard.ledger.rename(at, *old, *new);
+                guard.ledger.rename(at, *old, *new, instance);
             }
             _ => {}
         }
@@ -410,10 +620,167 @@ impl Exchange {
 
     /// Some of the response's body is about to go on to the client: what it
     /// dispatches is recorded when this returns.
-    pub fn response_body<S: Store>(&mut self, guard: &Guard, at: &mut Access<'_, S>, bytes: &[u8]) {
-        if let Some(recorder) = &mut self.recorder {
+    pub fn response_body<S: Store>(
+        &mut self,
+        guard: &Guard,
+        at: &mut Access<'_, S>,
+        bytes: &[u8],
+    ) -> BodyStep {
+        let Some(recorder) = &mut self.recorder else { return BodyStep::default() };
+        if self.replay.is_none() {
             recorder.record(&guard.ledger, at, bytes);
+            return BodyStep::default();
         }
+        let Some(mut gate) = self.gate.take() else {
+            let mut step = BodyStep::default();
+            let batch = recorder.read(&guard.ledger, at, bytes);
+            self.check(guard, at, &mut Current::default(), &batch, false, &mut step);
+            self.keep(guard, at, batch);
+            return step;
+        };
+        let step = self.pass_gate(guard, at, &mut gate, bytes);
+        self.gate = Some(gate);
+        step
+    }
+
+    /// Whether a part of the body may have to be replaced.
+    pub fn is_gated(&self) -> bool {
+        self.gate.is_some()
+    }
+
+    /// Lets through what is complete, up to an event that leads to a cut.
+    fn pass_gate<S: Store>(
+        &mut self,
+        guard: &Guard,
+        at: &mut Access<'_, S>,
+        gate: &mut Gate,
+        bytes: &[u8],
+    ) -> BodyStep {
+        if gate.is_shut {
+            return BodyStep { replace: Some(Vec::new()), ..BodyStep::default() };
+        }
+        let mut step = BodyStep::default();
+        let mut batch = Batch::default();
+        let mut out = Vec::new();
+        let held_before = !gate.held.is_empty();
+        let mut cut = None;
+        let mut history = Current::default();
+        let mut rest = bytes;
+        while !rest.is_empty() && cut.is_none() {
+            let (len, is_complete) = gate.blocks.next(rest);
+            let (part, tail) = rest.split_at_checked(len).unwrap_or((rest, &[]));
+            rest = tail;
+            gate.held.extend_from_slice(part);
+            gate.passing |= gate.held.len() > HELD_LIMIT;
+            if !is_complete && !gate.passing {
+                break;
+            }
+            let Some(recorder) = &mut self.recorder else { break };
+            let read = recorder.read(&guard.ledger, at, &gate.held);
+            cut = self.check(guard, at, &mut history, &read, !gate.passing, &mut step);
+            if cut.is_none() {
+                batch.append(read);
+                out.append(&mut gate.held);
+            }
+            gate.passing &= !is_complete;
+            gate.held.clear();
+        }
+        self.keep(guard, at, batch);
+        if let Some((fault, id)) = cut {
+            gate.is_shut = true;
+            out.append(&mut self.cut(guard, at, fault, id));
+            step.reset = true;
+        }
+        if cut.is_some() || held_before || !gate.held.is_empty() {
+            step.replace = Some(out);
+        }
+        step
+    }
+
+    /// Checks events of a replay in their order. Gives the fault that leads to
+    /// a cut, if one does, and the id that showed it.
+    fn check<S: Store>(
+        &mut self,
+        guard: &Guard,
+        at: &mut Access<'_, S>,
+        history: &mut Current,
+        batch: &Batch,
+        can_cut: bool,
+        step: &mut BodyStep,
+    ) -> Option<(ReplayFault, Option<EventId>)> {
+        let mut replay = self.replay.take()?;
+        let mut cut = None;
+        for event in &batch.events {
+            match replay.see(&guard.ledger, at, history, event) {
+                Finding::Nothing => {}
+                Finding::Twice => {
+                    replay.give_up_order();
+                    if let Some(recorder) = &mut self.recorder {
+                        recorder.note_repeat();
+                    }
+                }
+                Finding::Fault(fault) => {
+                    let action = replay::judge(&guard.config, fault, can_cut);
+                    if replay.note(fault, action) || action == Action::Cut {
+                        step.found.push(self.found(fault, action));
+                    }
+                    if action == Action::Cut {
+                        cut = Some((fault, event.id));
+                        break;
+                    }
+                }
+            }
+        }
+        self.replay = Some(replay);
+        cut
+    }
+
+    fn found(&mut self, fault: ReplayFault, action: Action) -> LogLine {
+        let ruling = Ruling { verdict: Verdict::Inconsistent(Fault::Replay(fault)), action };
+        self.ruling = Some(ruling);
+        self.log_line(ruling)
+    }
+
+    fn keep<S: Store>(&mut self, guard: &Guard, at: &mut Access<'_, S>, batch: Batch) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.keep(&guard.ledger, at, batch);
+        }
+    }
+
+    /// A replay is cut: remembers that, and gives its last word.
+    fn cut<S: Store>(
+        &mut self,
+        guard: &Guard,
+        at: &mut Access<'_, S>,
+        fault: ReplayFault,
+        id: Option<EventId>,
+    ) -> Vec<u8> {
+        let mut pending = SentIds::new();
+        if let (Some(session), Some(cursor), Some(replay)) =
+            (self.known_session(), &self.cursor, &self.replay)
+        {
+            if guard.config.reject.pending_calls == PendingCalls::Settle
+                && let Some(history) = guard.ledger.history(at, session)
+            {
+                pending = history.pending_calls(cursor, replay.answered());
+                if !pending.is_empty() {
+                    guard.ledger.settle(at, session, cursor);
+                }
+            }
+            let index = id.and_then(|id| Some((id.whole, replay.rising_index(&id)?)));
+            match (&self.instance, fault, replay.stream(), index) {
+                (None, ..) => {}
+                (Some(instance), ReplayFault::Gap, Some(stream), Some((id, index))) => {
+                    let floor = Floor { stream, owner: instance.id, id, index };
+                    guard.ledger.learn_floor(at, session, floor);
+                }
+                (Some(instance), ..) => {
+                    let cut = Cut { cursor: cursor.whole, owner: instance.id, fault };
+                    guard.ledger.remember_cut(at, session, cut);
+                }
+            }
+        }
+        reply::last_word(Verdict::Inconsistent(Fault::Replay(fault)), &pending)
     }
 
     /// The body could not be read: it may have had any id.
@@ -423,19 +790,65 @@ impl Exchange {
         }
     }
 
-    /// The response has ended cleanly, with its body or with trailers.
-    pub fn response_end<S: Store>(&mut self, guard: &Guard, at: &mut Access<'_, S>) {
-        if let Some(recorder) = &mut self.recorder {
-            recorder.finish(&guard.ledger, at);
+    /// The response has ended cleanly, with its body or, `with_trailers`, where
+    /// nothing can be sent any more.
+    pub fn response_end<S: Store>(
+        &mut self,
+        guard: &Guard,
+        at: &mut Access<'_, S>,
+        with_trailers: bool,
+    ) -> BodyStep {
+        let mut step = BodyStep::default();
+        self.ended = true;
+        let Some(recorder) = &mut self.recorder else { return step };
+        let mut gate = self.gate.take();
+        let held = gate.as_mut().map(|gate| std::mem::take(&mut gate.held)).unwrap_or_default();
+        if gate.is_some_and(|gate| gate.is_shut) || (with_trailers && !held.is_empty()) {
+            return step;
         }
-        self.close(guard, at);
+        let mut batch = recorder.read(&guard.ledger, at, &held);
+        batch.append(recorder.read_end(&guard.ledger));
+        let can_cut = !held.is_empty();
+        let cut = self.check(guard, at, &mut Current::default(), &batch, can_cut, &mut step);
+        match cut {
+            Some((fault, id)) => step.replace = Some(self.cut(guard, at, fault, id)),
+            None => {
+                self.keep(guard, at, batch);
+                step.replace = (!held.is_empty()).then_some(held);
+            }
+        }
+        self.close_recorder(guard, at);
+        step
     }
 
-    /// The exchange is over, however it ended.
-    pub fn close<S: Store>(&mut self, guard: &Guard, at: &mut Access<'_, S>) {
+    fn close_recorder<S: Store>(&mut self, guard: &Guard, at: &mut Access<'_, S>) {
         if let Some(mut recorder) = self.recorder.take() {
             recorder.close(&guard.ledger, at);
         }
+    }
+
+    /// Whether [`Exchange::close`] has anything to do.
+    pub fn is_open(&self) -> bool {
+        self.uncounted || self.recorder.is_some() || self.replay.is_some()
+    }
+
+    /// The exchange is over, however it ended. `ended_by_upstream` tells
+    /// whether it was the upstream that broke it off.
+    pub fn close<S: Store>(
+        &mut self,
+        guard: &Guard,
+        at: &mut Access<'_, S>,
+        ended_by_upstream: impl FnOnce() -> bool,
+    ) -> CloseStep {
+        self.close_recorder(guard, at);
+        let mut step = CloseStep { count: self.take_uncounted(), ..CloseStep::default() };
+        if let Some(mut replay) = self.replay.take() {
+            let end = if self.ended || ended_by_upstream() { End::Upstream } else { End::Other };
+            let (outcome, late) = replay.finish(at.now_ms, end);
+            step.found = late.map(|fault| self.found(fault, Action::Passed));
+            step.outcome = Some(outcome);
+        }
+        step
     }
 }
 

@@ -34,6 +34,10 @@ pub enum Role {
     Nonce = 6,
     /// A configuration.
     Configuration = 7,
+    /// The address of an upstream instance.
+    Address = 8,
+    /// What an upstream instance calls itself.
+    Identity = 9,
 }
 
 /// The fingerprint of an `Mcp-Session-Id`.

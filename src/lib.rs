@@ -21,6 +21,7 @@
 
 #[cfg(target_arch = "wasm32")]
 mod adapter;
+pub mod blocks;
 pub mod budget;
 mod codec;
 pub mod config;
@@ -29,7 +30,9 @@ pub mod exchange;
 pub mod fingerprint;
 pub mod jsonrpc;
 pub mod ledger;
+pub mod owner;
 pub mod recorder;
+pub mod replay;
 pub mod reply;
 pub mod request;
 pub mod sse;

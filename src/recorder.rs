@@ -17,8 +17,10 @@ use crate::ledger::record::Record;
 use crate::ledger::stream::{History, Stream};
 use crate::ledger::table::{Lane, StreamKind};
 use crate::ledger::{Access, Ledger, Opening};
+use crate::owner::Instance;
 use crate::sse::{Data, Decoder, Dispatched, IdField};
 use crate::store::Store;
+use crate::verdict::CarriedOn;
 
 /// A lane is written without a look at the directory for so long.
 const VALID_MS: u64 = 1_000;
@@ -36,16 +38,6 @@ pub enum Carries {
     Unknown,
 }
 
-/// An event that answered a call.
-struct Answered {
-    /// The fingerprint of the call's id.
-    call: u64,
-    /// The event id that it has, or else the one before it in the batch.
-    id: Option<EventId>,
-    /// It has that id itself.
-    own: bool,
-}
-
 impl Carries {
     /// Whether this is a stream that the connection carries on.
     pub(crate) fn continues(self, stream: &Stream) -> bool {
@@ -60,17 +52,42 @@ impl Carries {
     }
 }
 
+/// An event, as far as it matters.
+pub(crate) struct Event {
+    /// Its id, if it has one that can be kept.
+    pub id: Option<EventId>,
+    /// It has data.
+    pub data: bool,
+    /// The fingerprints of the JSON-RPC ids that it answers, while calls are
+    /// awaited.
+    pub answers: Vec<u64>,
+}
+
 /// What a chunk dispatched.
 #[derive(Default)]
-struct Batch {
-    ids: Vec<(EventId, bool)>,
-    answers: Vec<Answered>,
+pub(crate) struct Batch {
+    /// Its events, those that have an id or an answer.
+    pub events: Vec<Event>,
     /// An id that can't come back, or not as it was.
     unreturnable: bool,
     /// Data that may have been an answer could not be read.
     unreadable: bool,
-    events: bool,
-    data: bool,
+    /// An event had data.
+    pub data: bool,
+}
+
+impl Batch {
+    fn ids(&self) -> impl Iterator<Item = (&EventId, bool)> {
+        self.events.iter().filter_map(|event| event.id.as_ref().map(|id| (id, event.data)))
+    }
+
+    /// Appends what came next.
+    pub fn append(&mut self, mut next: Batch) {
+        self.events.append(&mut next.events);
+        self.unreturnable |= next.unreturnable;
+        self.unreadable |= next.unreadable;
+        self.data |= next.data;
+    }
 }
 
 /// The recorder of one connection.
@@ -112,6 +129,15 @@ pub struct Recorder {
     owed: u64,
     /// These may have come in another order than that of their events.
     unordered: bool,
+    /// An id came twice with data here.
+    repeats: bool,
+    /// Who issues the events.
+    instance: Option<Instance>,
+    /// When the answer began, in milliseconds.
+    since_ms: u64,
+    /// Answers are read although none is awaited: the client may have missed
+    /// them.
+    reads_answers: bool,
     reuse_checked: bool,
     /// The newest id or sequence that the index was told.
     noted: Option<u64>,
@@ -162,6 +188,10 @@ impl Recorder {
             cursor: None,
             owed: 0,
             unordered: false,
+            repeats: false,
+            instance: None,
+            since_ms: 0,
+            reads_answers: false,
             reuse_checked: false,
             noted: None,
             saw_event: false,
@@ -170,13 +200,27 @@ impl Recorder {
         }
     }
 
-    /// It resumes from a cursor that stands there; `ambiguous`: and on other
-    /// streams of the session, too.
-    pub fn resumes(mut self, cursor: &EventId, owed: u64, ambiguous: bool) -> Self {
-        self.cursor = Some(cursor.whole);
-        self.owed = owed;
-        self.unordered |= ambiguous;
+    /// It resumes from a cursor that is known.
+    pub fn resumes(mut self, carried: &CarriedOn) -> Self {
+        self.cursor = Some(carried.cursor.whole);
+        self.owed = carried.owed;
+        self.unordered |= carried.ambiguous;
+        // The client may have missed answers that have passed.
+        self.reads_answers = !carried.stream.pending(&carried.cursor, &[]).is_empty();
         self
+    }
+
+    /// Who sends the stream, and since when.
+    pub fn sent_by(mut self, instance: Option<Instance>, since_ms: u64) -> Self {
+        self.instance = instance;
+        self.since_ms = since_ms;
+        self
+    }
+
+    /// An id came twice with data.
+    pub(crate) fn note_repeat(&mut self) {
+        self.repeats = true;
+        self.changed = true;
     }
 
     /// The session whose events it records.
@@ -206,18 +250,27 @@ impl Recorder {
 
     /// Records what these bytes dispatch, before they go on.
     pub fn record<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, bytes: &[u8]) {
+        let batch = self.read(ledger, at, bytes);
+        self.keep(ledger, at, batch);
+    }
+
+    /// Reads what these bytes dispatch, and keeps nothing of it yet.
+    pub(crate) fn read<S: Store>(
+        &mut self,
+        ledger: &Ledger,
+        at: &mut Access<'_, S>,
+        bytes: &[u8],
+    ) -> Batch {
         if matches!(self.carries, Carries::Known(..)) {
             // It answers the calls of the stream that it carries on.
             self.load(ledger, at);
         }
-        let batch = self.decode(ledger, |decoder, sink| decoder.feed(bytes, sink));
-        self.keep(ledger, at, batch);
+        self.decode(ledger, |decoder, sink| decoder.feed(bytes, sink))
     }
 
     /// The stream has ended cleanly: its last event may lack the blank line.
-    pub fn finish<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
-        let batch = self.decode(ledger, |decoder, sink| decoder.finish(sink));
-        self.keep(ledger, at, batch);
+    pub(crate) fn read_end(&mut self, ledger: &Ledger) -> Batch {
+        self.decode(ledger, |decoder, sink| decoder.finish(sink))
     }
 
     /// The connection is over, however it ended: nothing is written any more.
@@ -238,54 +291,55 @@ impl Recorder {
     ) -> Batch {
         let mut batch = Batch::default();
         let awaited = self.calls.awaited();
-        self.decoder.capture(awaited);
+        let reads_answers = awaited || self.reads_answers;
+        self.decoder.capture(reads_answers);
+        let is_resumption = matches!(self.carries, Carries::Known(..) | Carries::Unknown);
+        let mut saw_event = false;
         let secret = ledger.secret();
         let id_limit = self.id_limit;
         run(&mut self.decoder, &mut |event| {
-            batch.events = true;
-            batch.data |= event.data != Data::Empty;
+            saw_event = true;
+            let has_data = event.data != Data::Empty;
+            batch.data |= has_data;
             let id = match event.id {
                 IdField::Unchanged | IdField::Reset => None,
                 IdField::TooLong => {
                     batch.unreturnable = true;
                     None
                 }
-                IdField::Set(text) => EventId::new(secret, text).inspect(|id| {
+                IdField::Set(text) => EventId::new(secret, text).inspect(|_| {
                     batch.unreturnable |= !comes_back_unchanged(trim(text), id_limit);
-                    batch.ids.push((*id, event.data != Data::Empty));
                 }),
             };
-            if awaited && event.data != Data::Empty {
-                let answers = match event.data {
+            let mut answers = Vec::new();
+            if reads_answers && has_data {
+                let read = match event.data {
                     Data::Captured(data) => Calls::answered_by(secret, data),
                     // It may have been the answer.
                     Data::Empty | Data::Passed | Data::TooLong => None,
                 };
-                let answers = answers.inspect(|calls| {
-                    let before = batch.ids.last().map(|(id, _)| *id);
-                    batch.answers.extend(calls.iter().map(|call| Answered {
-                        call: *call,
-                        id: id.or(before),
-                        own: id.is_some(),
-                    }));
-                });
-                batch.unreadable |= answers.is_none();
+                batch.unreadable |= awaited && read.is_none();
+                answers = read.unwrap_or_default();
+            }
+            if id.is_some() || !answers.is_empty() || is_resumption {
+                batch.events.push(Event { id, data: has_data, answers });
             }
         });
-        self.saw_event |= batch.events;
+        self.saw_event |= saw_event;
         self.saw_data |= batch.data;
-        self.saw_id |= batch.unreturnable || !batch.ids.is_empty();
+        self.saw_id |= batch.unreturnable || batch.ids().next().is_some();
         batch
     }
 
-    fn keep<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: Batch) {
+    /// Records what was read, before it goes on.
+    pub(crate) fn keep<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: Batch) {
         let before = self.ordinal_of_last();
         let mut keys = Vec::new();
-        if !batch.ids.is_empty() {
+        if batch.ids().next().is_some() {
             self.load(ledger, at);
             self.join(ledger, at, &batch);
-            if batch.ids.iter().all(|(id, _)| self.knows(id)) {
-                batch.ids.iter().for_each(|(id, data)| self.see_again(id, *data));
+            if batch.ids().all(|(id, _)| self.knows(id)) {
+                batch.ids().for_each(|(id, data)| self.see_again(id, data));
             } else {
                 keys = self.keep_new(ledger, at, &batch);
             }
@@ -315,12 +369,16 @@ impl Recorder {
             self.changed = true;
             self.answered = true;
         }
-        for answered in &batch.answers {
-            let at = answered.id.as_ref().map_or(before, |id| self.ordinal(id));
-            let at = at.saturating_add(u32::from(!answered.own));
-            let is_news = self.calls.answer(answered.call, at);
-            self.changed |= is_news;
-            self.answered |= is_news;
+        let mut last = None;
+        for event in &batch.events {
+            last = event.id.as_ref().or(last);
+            let is_own = event.id.is_some();
+            for call in &event.answers {
+                let at = last.map_or(before, |id| self.ordinal(id));
+                let is_news = self.calls.answer(*call, at.saturating_add(u32::from(!is_own)));
+                self.changed |= is_news;
+                self.answered |= is_news;
+            }
         }
     }
 
@@ -342,7 +400,7 @@ impl Recorder {
         batch: &Batch,
     ) -> Vec<u64> {
         let mut keys = Vec::new();
-        let Some((first, _)) = batch.ids.first() else { return keys };
+        let Some((first, _)) = batch.ids().next() else { return keys };
         if self.own.is_none() {
             self.hint = first.whole as u32;
         }
@@ -350,9 +408,9 @@ impl Recorder {
             return keys;
         }
         let ids_per_stream = ledger.shape().ids;
-        for (id, data) in &batch.ids {
+        for (id, data) in batch.ids() {
             if self.knows(id) {
-                self.see_again(id, *data);
+                self.see_again(id, data);
                 continue;
             }
             // A GET that replays from the start brings ids again that have
@@ -362,15 +420,19 @@ impl Recorder {
                 Carries::Standalone => self.records().any(|record| record.may_have_evicted(id)),
                 Carries::Unknown => true,
             };
-            if *data {
+            if data {
                 // New events while known ones are owed still: the server may
                 // have given those other ids.
                 self.unordered |= self.owed > 0;
                 self.pushed = self.pushed.saturating_add(1);
             }
+            let falls = self.falls(id);
             let Some(own) = &mut self.own else { break };
             self.changed = true;
-            own.push(id, *data, ids_per_stream, at.now_ms);
+            if falls {
+                own.begins_lower();
+            }
+            own.push(id, data, ids_per_stream, at.now_ms);
             at.tally.events_recorded = at.tally.events_recorded.saturating_add(1);
             if let Some(key) = id.index_key()
                 && self.noted != Some(key)
@@ -378,7 +440,7 @@ impl Recorder {
                 self.noted = Some(key);
                 keys.push(key);
             }
-            if *data && !self.reuse_checked {
+            if data && !self.reuse_checked {
                 self.reuse_checked = true;
                 self.check_reuse(ledger, at, id);
             }
@@ -386,12 +448,20 @@ impl Recorder {
         keys
     }
 
+    /// Whether an id that is new doesn't rise over those before it.
+    fn falls(&self, id: &EventId) -> bool {
+        self.others.iter().any(|record| record.count > 0 && !record.is_past_head(id))
+    }
+
     /// How the session is sent what this connection brings.
     fn how(&self) -> How {
+        let since_ms = self.since_ms;
         match self.carries {
             Carries::NewStream | Carries::Standalone => How::Live,
-            Carries::Unknown | Carries::Known(_, StreamKind::Unplaced) => How::Unplaced,
-            Carries::Known(..) => How::Replayed,
+            Carries::Unknown | Carries::Known(_, StreamKind::Unplaced) => {
+                How::Replayed { since_ms, placed: false }
+            }
+            Carries::Known(..) => How::Replayed { since_ms, placed: true },
         }
     }
 
@@ -406,13 +476,18 @@ impl Recorder {
         if data && Some(id.whole) != self.cursor {
             self.owed = self.owed.saturating_sub(1);
         }
-        if self.pushed == 0 || self.unordered {
+        if self.pushed == 0 {
             return;
         }
         let found = self.own.as_ref().and_then(|own| own.find(id));
-        let pushed_here = found.is_some_and(|found| found.owed < self.pushed);
-        self.unordered = !pushed_here;
-        self.changed |= self.unordered;
+        let pushed_here = found.filter(|found| found.owed < self.pushed);
+        if pushed_here.is_some_and(|found| found.data && data) {
+            self.note_repeat();
+        }
+        if !self.unordered && pushed_here.is_none() {
+            self.unordered = true;
+            self.changed = true;
+        }
     }
 
     fn knows(&self, id: &EventId) -> bool {
@@ -452,7 +527,7 @@ impl Recorder {
     /// said of the order any more.
     fn join<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: &Batch) {
         let Some(history) = &self.candidates else { return };
-        let joined = batch.ids.iter().find_map(|(id, _)| {
+        let joined = batch.ids().find_map(|(id, _)| {
             let mut with_id = history
                 .streams
                 .iter()
@@ -497,6 +572,7 @@ impl Recorder {
             hint: self.hint,
             sent: self.sent.clone(),
             lost_with: self.lane.take().map(|lane| lane.known_since_ms).or(self.lost_with),
+            instance: self.instance.clone(),
         };
         self.lost_with = opening.lost_with;
         let Some(opened) = ledger.open_lane(at, &opening) else { return false };
@@ -539,6 +615,7 @@ impl Recorder {
         let (Some(own), Some(lane)) = (&mut self.own, &self.lane) else { return };
         own.calls.clone_from(&self.calls);
         own.unordered |= self.unordered;
+        own.repeats |= self.repeats;
         ledger.write_record(at, self.session, lane.way, lane.number, own);
         self.changed = false;
     }

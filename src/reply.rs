@@ -7,7 +7,7 @@
 use serde::Serialize;
 
 use crate::jsonrpc::SentIds;
-use crate::verdict::{Action, Doubt, Fault, Ruling, Verdict};
+use crate::verdict::{Action, Doubt, Fault, ReplayFault, Ruling, Verdict};
 
 /// The header that tells a ruling.
 pub const RESUMPTION_HEADER: &str = "mcp-resumption";
@@ -74,14 +74,7 @@ impl Reply {
     /// The settlement of a resumption: in its stream an error for each call
     /// that waits for it, by its id as the client sent it.
     pub fn settlement(verdict: Verdict, scope: Scope, calls: &SentIds) -> Self {
-        let error = Error::new(verdict, scope, " The call may have run.");
-        let error = serde_json::to_string(&error).unwrap_or_default();
-        let mut body = Vec::new();
-        for id in calls {
-            body.extend_from_slice(b"event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":");
-            body.extend_from_slice(id);
-            body.extend_from_slice(format!(",\"error\":{error}}}\n\n").as_bytes());
-        }
+        let body = error_events(verdict, scope, calls);
         Reply::new(200, "text/event-stream", Ruling { verdict, action: Action::Settled }, body)
     }
 
@@ -96,6 +89,28 @@ impl Reply {
             body,
         }
     }
+}
+
+/// The last word of a stream that is cut: an error for each call that waits
+/// for it, or else a comment that names the reason.
+pub fn last_word(verdict: Verdict, calls: &SentIds) -> Vec<u8> {
+    if calls.is_empty() {
+        let ruling = Ruling { verdict, action: Action::Cut };
+        return format!(": mcp-resume-guard: {ruling}\n\n").into_bytes();
+    }
+    error_events(verdict, Scope::Cursor, calls)
+}
+
+fn error_events(verdict: Verdict, scope: Scope, calls: &SentIds) -> Vec<u8> {
+    let error = Error::new(verdict, scope, " The call may have run.");
+    let error = serde_json::to_string(&error).unwrap_or_default();
+    let mut events = Vec::new();
+    for id in calls {
+        events.extend_from_slice(b"event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":");
+        events.extend_from_slice(id);
+        events.extend_from_slice(format!(",\"error\":{error}}}\n\n").as_bytes());
+    }
+    events
 }
 
 #[derive(Serialize)]
@@ -153,6 +168,9 @@ const fn message(verdict: Verdict) -> &'static str {
             Doubt::HistoryEvicted => {
                 "The gateway no longer knows all of this session's events, so it can't tell whether the stream can be resumed."
             }
+            Doubt::OwnerMoved => {
+                "Another instance of the server answers than the one that issued this stream, and the gateway can't tell whether it has the stream's events."
+            }
         },
         Verdict::Inconsistent(fault) => match fault {
             Fault::MalformedCursor => {
@@ -174,6 +192,24 @@ const fn message(verdict: Verdict) -> &'static str {
                 "The Last-Event-ID is past the newest event of its stream: it has not been issued yet."
             }
             Fault::NeverIssued => "The Last-Event-ID was never issued on this session.",
+            Fault::OwnerMoved => {
+                "Another instance of the server answers than the one that issued this stream, and it doesn't have the stream's events."
+            }
+            Fault::Replay(fault) => match fault {
+                ReplayFault::Empty => {
+                    "The server sent nothing, although events follow this Last-Event-ID."
+                }
+                ReplayFault::Repeated => {
+                    "The server sent events again that the client has already."
+                }
+                ReplayFault::ForeignStream => "The server sent events of another stream.",
+                ReplayFault::Gap => {
+                    "The server passed over events that follow this Last-Event-ID: they are lost."
+                }
+                ReplayFault::ForeignSession => {
+                    "The server sent events that don't belong to this session."
+                }
+            },
         },
     }
 }

@@ -46,6 +46,9 @@ pub struct Request {
     pub has_accept_encoding: bool,
     /// It has an `mcp-resumption`, which only the guard may set.
     pub has_resumption: bool,
+    /// It has the header that pins it to an instance, which only the guard may
+    /// set, too.
+    pub has_pin: bool,
 }
 
 impl Request {
@@ -90,6 +93,7 @@ impl Request {
             accepts_event_stream: values("accept").any(accepts_event_stream),
             has_accept_encoding: has("accept-encoding"),
             has_resumption: has(RESUMPTION_HEADER),
+            has_pin: config.owner.pin_header.as_ref().is_some_and(|pin| has(pin.as_str())),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::replay::Outcome;
 use crate::verdict::Ruling;
 
 /// The metric of a ruling. Labels are written as Istio's `extraStatTags` read
@@ -12,6 +13,15 @@ pub fn resumptions_metric(ruling: &Ruling) -> String {
         ruling.verdict.outcome(),
         ruling.verdict.reason(),
         ruling.action.as_str()
+    )
+}
+
+/// The metric of a replay's outcome.
+pub fn replays_metric(outcome: &Outcome) -> String {
+    format!(
+        "mcp_resume_guard_replays.result=.={};.;action=.={};.;",
+        outcome.result(),
+        outcome.action.as_str()
     )
 }
 

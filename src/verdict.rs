@@ -14,8 +14,8 @@ use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::SentIds;
 use crate::ledger::stream::{Finished, History, Stream};
-use crate::ledger::table::StreamKind;
 use crate::ledger::{Access, Ledger};
+use crate::owner::OwnerId;
 use crate::store::Store;
 
 /// Why the guard can't know.
@@ -31,6 +31,9 @@ pub enum Doubt {
     HistoryIncomplete,
     /// The part of the history that could hold the cursor was evicted.
     HistoryEvicted,
+    /// Another instance answers than the one that issued the stream, and it
+    /// isn't known whether it can replay it.
+    OwnerMoved,
 }
 
 /// What is proven wrong.
@@ -54,16 +57,69 @@ pub enum Fault {
     AheadOfHead,
     /// The cursor was never issued.
     NeverIssued,
+    /// Another instance answers than the one that issued the stream, and only
+    /// that one can replay it.
+    OwnerMoved,
+    /// What was replayed was not what follows the cursor.
+    Replay(ReplayFault),
+}
+
+/// What is wrong with a replay, the worse behind the better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ReplayFault {
+    /// Nothing came although events are owed.
+    Empty,
+    /// An event from before the cursor came.
+    Repeated,
+    /// Another stream's event came.
+    ForeignStream,
+    /// Events that are owed were passed over.
+    Gap,
+    /// Another session's event came.
+    ForeignSession,
+}
+
+impl ReplayFault {
+    /// All of them.
+    pub const ALL: [ReplayFault; 5] = [
+        ReplayFault::Empty,
+        ReplayFault::Repeated,
+        ReplayFault::ForeignStream,
+        ReplayFault::Gap,
+        ReplayFault::ForeignSession,
+    ];
+
+    /// Its name among the results of a replay.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            ReplayFault::Empty => "empty",
+            ReplayFault::Repeated => "repeated",
+            ReplayFault::ForeignStream => "foreign_stream",
+            ReplayFault::Gap => "gap",
+            ReplayFault::ForeignSession => "foreign_session",
+        }
+    }
+
+    /// As it is kept.
+    pub(crate) const fn encode(self) -> u8 {
+        self as u8
+    }
+
+    /// Reads it back.
+    pub(crate) fn decode(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|fault| fault.encode() == code)
+    }
 }
 
 impl Doubt {
     /// Every doubt, in the order of the rules.
-    pub const ALL: [Doubt; 5] = [
+    pub const ALL: [Doubt; 6] = [
         Doubt::CursorTooLong,
         Doubt::SessionMissing,
         Doubt::UnknownSession,
         Doubt::HistoryIncomplete,
         Doubt::HistoryEvicted,
+        Doubt::OwnerMoved,
     ];
 
     /// Its name in headers, metrics and logs.
@@ -74,13 +130,14 @@ impl Doubt {
             Doubt::UnknownSession => "unknown_session",
             Doubt::HistoryIncomplete => "history_incomplete",
             Doubt::HistoryEvicted => "history_evicted",
+            Doubt::OwnerMoved => "owner_moved",
         }
     }
 }
 
 impl Fault {
     /// Every fault, in the order of the rules.
-    pub const ALL: [Fault; 9] = [
+    pub const ALL: [Fault; 15] = [
         Fault::MalformedCursor,
         Fault::MalformedSession,
         Fault::SessionTerminated,
@@ -90,6 +147,12 @@ impl Fault {
         Fault::BelowFloor,
         Fault::AheadOfHead,
         Fault::NeverIssued,
+        Fault::OwnerMoved,
+        Fault::Replay(ReplayFault::ForeignSession),
+        Fault::Replay(ReplayFault::ForeignStream),
+        Fault::Replay(ReplayFault::Repeated),
+        Fault::Replay(ReplayFault::Gap),
+        Fault::Replay(ReplayFault::Empty),
     ];
 
     /// Its name in headers, metrics, logs and the configuration.
@@ -104,6 +167,14 @@ impl Fault {
             Fault::BelowFloor => "below_floor",
             Fault::AheadOfHead => "ahead_of_head",
             Fault::NeverIssued => "never_issued",
+            Fault::OwnerMoved => "owner_moved",
+            Fault::Replay(fault) => match fault {
+                ReplayFault::Empty => "replay_empty",
+                ReplayFault::Repeated => "replay_repeated",
+                ReplayFault::ForeignStream => "replay_foreign_stream",
+                ReplayFault::Gap => "replay_gap",
+                ReplayFault::ForeignSession => "replay_foreign_session",
+            },
         }
     }
 }
@@ -149,6 +220,8 @@ pub enum Action {
     Rejected,
     /// It is answered with a JSON-RPC error for each call that waits for it.
     Settled,
+    /// The stream that came is ended before what is wrong.
+    Cut,
 }
 
 impl Action {
@@ -158,6 +231,7 @@ impl Action {
             Action::Passed => "passed",
             Action::Rejected => "rejected",
             Action::Settled => "settled",
+            Action::Cut => "cut",
         }
     }
 }
@@ -207,17 +281,23 @@ pub enum Cursor {
     TooLong,
 }
 
-/// The stream that a resumption carries on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The stream that a resumption carries on, as it was when that arrived.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CarriedOn {
-    /// Its number in the session.
-    pub number: u32,
-    /// What carries it.
-    pub kind: StreamKind,
+    /// The cursor.
+    pub cursor: EventId,
+    /// The stream.
+    pub stream: Stream,
     /// Ids with data behind the cursor.
     pub owed: u64,
     /// The cursor stands on other streams, too.
     pub ambiguous: bool,
+    /// It may stand on one more that the guard doesn't know.
+    pub uncertain: bool,
+    /// The owners of all that it stands on, if they are all known.
+    pub owners: Option<Vec<OwnerId>>,
+    /// A resumption from this cursor was cut.
+    pub was_cut: bool,
 }
 
 /// A verdict, the stream that the cursor stands on, and who waits for it.
@@ -233,7 +313,7 @@ pub struct Judgement {
 }
 
 /// Judges a resumption by what the ledger has. Rule 1, by which the guard is
-/// inert, comes before; rule 11 needs the response side.
+/// inert, comes before.
 pub fn judge<S: Store>(
     config: &Config,
     ledger: &Ledger,
@@ -265,7 +345,7 @@ pub fn judge<S: Store>(
     }
     // Rules 5 and 6.
     let Some(session) = session else {
-        return only(if ledger.is_of_another(at, &cursor, None) {
+        return only(if ledger.is_of_another(at, &cursor, None, None) {
             Inconsistent(Fault::SessionMissing)
         } else {
             Unverified(Doubt::SessionMissing)
@@ -273,7 +353,7 @@ pub fn judge<S: Store>(
     };
     let issued = history.as_ref().map(|history| streams_with(history, &cursor)).unwrap_or_default();
     // Rule 7.
-    if issued.is_empty() && ledger.is_of_another(at, &cursor, Some(session)) {
+    if issued.is_empty() && ledger.is_of_another(at, &cursor, Some(session), None) {
         return only(Inconsistent(Fault::ForeignSession));
     }
     // Rule 8.
@@ -282,20 +362,28 @@ pub fn judge<S: Store>(
     };
     if !issued.is_empty() {
         // Answers and newer events may not have been written down.
-        let verdict = if ledger.is_doubted(at, session) {
+        let is_doubted = ledger.is_doubted(at, session);
+        let verdict = if is_doubted {
             Verdict::Continue
         } else {
             judge_issued(config, at.now_ms, history, &issued, &cursor)
         };
         let pending = match verdict {
-            Inconsistent(_) => history.pending_calls(&cursor),
+            Inconsistent(_) => history.pending_calls(&cursor, &[]),
             Verdict::Continue | Unverified(_) => SentIds::new(),
         };
         let stream = match verdict {
             Inconsistent(Fault::AmbiguousCursor) => None,
-            _ => carried_on(history, &issued, &cursor),
+            _ => carried_on(history, &issued, &cursor, is_doubted),
         };
         return Judgement { verdict, stream, pending };
+    }
+    // Rule 11.
+    if let Some(fault) = history.session.cut_from(cursor.whole, history.session.owner)
+        && !ledger.is_doubted(at, session)
+    {
+        let pending = history.pending_calls(&cursor, &[]);
+        return Judgement { verdict: Inconsistent(Fault::Replay(fault)), stream: None, pending };
     }
     // Rule 13.
     if config.history == config::History::Shared
@@ -318,7 +406,7 @@ pub fn judge<S: Store>(
     Judgement {
         verdict: Inconsistent(fault),
         stream: None,
-        pending: history.pending_calls(&cursor),
+        pending: history.pending_calls(&cursor, &[]),
     }
 }
 
@@ -328,16 +416,25 @@ fn streams_with<'a>(history: &'a History, cursor: &EventId) -> Vec<&'a Stream> {
 
 /// The stream that a resumption carries on: one that is open before one that
 /// may be finished, the newer before the older.
-fn carried_on(history: &History, issued: &[&Stream], cursor: &EventId) -> Option<CarriedOn> {
+fn carried_on(
+    history: &History,
+    issued: &[&Stream],
+    cursor: &EventId,
+    is_doubted: bool,
+) -> Option<CarriedOn> {
     if history.may_have_evicted(cursor) {
         return None;
     }
     let stream = issued.iter().max_by_key(|s| (s.finished() == Finished::No, s.number))?;
+    let owners = issued.iter().map(|stream| stream.owners()).collect::<Option<Vec<_>>>();
     Some(CarriedOn {
-        number: stream.number,
-        kind: stream.kind,
+        cursor: *cursor,
+        stream: Stream::clone(stream),
         owed: stream.find(cursor).unwrap_or(0),
         ambiguous: issued.len() > 1,
+        uncertain: is_doubted || history.may_be_of_unseen(cursor),
+        owners: owners.map(|owners| owners.concat()),
+        was_cut: history.session.was_cut(cursor.whole),
     })
 }
 
@@ -356,11 +453,19 @@ fn judge_issued(
     }
     // Rule 10. Of several streams the server may take any, and one that isn't
     // known may be the one.
-    let may_be_another = history.may_have_evicted(cursor)
-        || (!history.session.complete && cursor.index_key().is_none());
-    let is_below = |stream: &&Stream| is_below_floor(config, now_ms, history, stream, cursor);
-    if !may_be_another && issued.iter().all(is_below) {
+    let is_below = |stream: &&Stream| {
+        is_below_floor(config, now_ms, history, stream, cursor)
+            || is_below_learned_floor(history, stream, cursor)
+    };
+    if !history.may_be_of_unseen(cursor) && issued.iter().all(is_below) {
         return Verdict::Inconsistent(Fault::BelowFloor);
+    }
+    // Rule 11.
+    let cuts = issued.iter().map(|stream| {
+        history.session.cut_from(cursor.whole, history.session.stream_owner(stream.number))
+    });
+    if let Some(Some(fault)) = cuts.reduce(|first, other| first.and(other)) {
+        return Verdict::Inconsistent(Fault::Replay(fault));
     }
     // Rule 12.
     Verdict::Continue
@@ -394,4 +499,18 @@ fn is_below_floor(
         }
     };
     too_many || too_old
+}
+
+/// Whether events that are owed stand between the cursor and the first id that
+/// the stream's owner could replay when it was asked last.
+fn is_below_learned_floor(history: &History, stream: &Stream, cursor: &EventId) -> bool {
+    let owner = history.session.stream_owner(stream.number);
+    let floor = owner.and_then(|owner| history.session.floor(stream.number, owner));
+    let (Some(floor), Some(sequence)) = (floor, stream.rising_sequence()) else { return false };
+    let owed = stream.find(cursor).unwrap_or(0);
+    match stream.find_entry(&EventId::of_sequence(floor.id, sequence, floor.index)) {
+        Some(first) => owed > first.owed.saturating_add(u64::from(first.data)),
+        // It was not issued: what is owed came before it, or long after it.
+        None => owed > 0 && stream.highest_index() < Some(floor.index),
+    }
 }

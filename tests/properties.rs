@@ -33,7 +33,7 @@ use mcp_resume_guard::store::{Cas, CasMismatch, Store};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 use support::oracle::{Answers, Connection, Rules, Twin};
-use support::{Answer, Flaky, Gateway, cases};
+use support::{Answer, Flaky, Gateway, Sender, cases};
 
 /// Session ids: Java's servers use them as event ids, so they are UUIDs.
 const SESSIONS: [&str; 6] = [
@@ -280,7 +280,8 @@ impl Setup {
         format!(
             r#"{{"history":"{}","mode":"{}","retention":{{"events_per_stream":{},"seconds":{},
             "finished_stream_seconds":{}}},"state":{{"sessions":{},"streams_per_session":{},
-            "ids_per_stream":{}}},"reject":{{"pending_calls":"{}"}},"limits":{{"event_id_bytes":{EVENT_ID_BYTES}}}}}"#,
+            "ids_per_stream":{}}},"reject":{{"pending_calls":"{}"}},
+            "replay":{{"gap":"report","foreign_session":"report"}},"limits":{{"event_id_bytes":{EVENT_ID_BYTES}}}}}"#,
             if self.exclusive { "exclusive" } else { "shared" },
             if self.observe { "observe" } else { "enforce" },
             number(self.events_per_stream),
@@ -319,7 +320,7 @@ fn respond(
     *nonces += 1;
     let (nonce, list) = (*nonces, support::fields(list));
     let step =
-        gateway.with(|guard, at| exchange.response(guard, at, &list, false, || true, || nonce));
+        gateway.with(|guard, at| exchange.response(guard, at, &list, false, &Sender::upstream(nonce)));
     Running { exchange, body: step.body }
 }
 
@@ -522,9 +523,9 @@ impl World {
         let gateway = &mut self.workers[open.worker];
         gateway.with(|guard, at| {
             if clean {
-                open.running.exchange.response_end(guard, at);
+                open.running.exchange.response_end(guard, at, false);
             } else {
-                open.running.exchange.close(guard, at);
+                open.running.exchange.close(guard, at, || false);
             }
         });
     }
@@ -1330,14 +1331,14 @@ proptest! {
                     exchange.request_body(guard, at, part, false);
                 }
                 exchange.request_body(guard, at, b"", true);
-                exchange.response(guard, at, &response, false, || true, || number as u64);
+                exchange.response(guard, at, &response, false, &Sender::upstream(number as u64));
                 for part in &received {
                     exchange.response_body(guard, at, part);
                 }
                 if clean {
-                    exchange.response_end(guard, at);
+                    exchange.response_end(guard, at, false);
                 }
-                exchange.close(guard, at);
+                exchange.close(guard, at, || false);
             });
         }
     }
@@ -1502,7 +1503,7 @@ mod interleaved {
             ]);
             let step = self
                 .gateway
-                .with(|guard, at| exchange.response(guard, at, &list, false, || true, || number));
+                .with(|guard, at| exchange.response(guard, at, &list, false, &Sender::upstream(number)));
             if step.body {
                 self.open.push((exchange, session, number));
             }
@@ -1595,7 +1596,7 @@ mod interleaved {
                         return;
                     };
                     let (mut exchange, ..) = self.open.swap_remove(at);
-                    self.gateway.with(|guard, at| exchange.response_end(guard, at));
+                    self.gateway.with(|guard, at| exchange.response_end(guard, at, false));
                 }
                 Step::Delete(session) => {
                     lock(&self.shared.ended)[usize::from(session)] = true;

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use mcp_resume_guard::exchange::Exchange;
 use mcp_resume_guard::store::memory::SharedData;
 use mcp_resume_guard::telemetry::Tally;
-use support::{Answer, Gateway, fields};
+use support::{Answer, Gateway, Sender, fields};
 
 const EXCLUSIVE: &str = r#"{"history":"exclusive"}"#;
 const NEVER_ISSUED: &str = "inconsistent;reason=never_issued;action=rejected";
@@ -54,11 +54,12 @@ fn an_answer_that_is_not_the_upstreams_changes_nothing() {
         ("content-type", "text/event-stream"),
         ("mcp-session-id", "other"),
     ]);
+    let from = Sender { upstream: false, ..Sender::upstream(1) };
     for method in ["DELETE", "POST", "GET"] {
         let list = fields(&[(":method", method), (":path", "/mcp"), ("mcp-session-id", "a")]);
         gateway.with(|guard, at| {
             let (mut exchange, _) = Exchange::begin(guard, at, &list);
-            let step = exchange.response(guard, at, &ok, false, || false, || 1);
+            let step = exchange.response(guard, at, &ok, false, &from);
             assert!(!step.body && step.attest.is_none());
         });
     }

@@ -5,7 +5,7 @@
 
 use crate::codec::{Reader, Writer};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Entries of a bucket.
 const ENTRIES: usize = 32;
@@ -16,8 +16,18 @@ pub struct Entry {
     key: u64,
     /// The session that was sent it first.
     pub session: u64,
+    /// When, in milliseconds, modulo 2^32.
+    noted_ms: u32,
     /// Whether another one was sent it, too: it is not distinctive after all.
     pub shared: Shared,
+}
+
+impl Entry {
+    /// Whether it was noted by then. What is older than 24 days may seem not
+    /// to be.
+    pub fn was_noted_by(&self, now_ms: u64) -> bool {
+        (now_ms as u32).wrapping_sub(self.noted_ms) < u32::MAX / 2
+    }
 }
 
 /// Whether several sessions were sent an id.
@@ -36,10 +46,14 @@ pub enum Shared {
 pub enum How {
     /// Live.
     Live,
-    /// In a resumption.
-    Replayed,
-    /// In a resumption of which the stream is not known.
-    Unplaced,
+    /// In a resumption whose answer began then: live, too, if others were sent
+    /// it only after that.
+    Replayed {
+        /// In milliseconds.
+        since_ms: u64,
+        /// Its stream is known.
+        placed: bool,
+    },
 }
 
 /// What noting an id found.
@@ -59,7 +73,7 @@ pub struct Bucket(Vec<Entry>);
 
 impl Bucket {
     /// The most bytes of an encoded bucket.
-    pub const MAX_BYTES: u64 = 2 + ENTRIES as u64 * 17;
+    pub const MAX_BYTES: u64 = 2 + ENTRIES as u64 * 21;
 
     /// Reads a bucket; what is none is an empty one.
     pub fn decode(bytes: &[u8]) -> Self {
@@ -71,6 +85,7 @@ impl Bucket {
             Some(Entry {
                 key: reader.u64()?,
                 session: reader.u64()?,
+                noted_ms: reader.u32()?,
                 shared: match reader.u8()? {
                     0 => Shared::No,
                     1 => Shared::Live,
@@ -88,6 +103,7 @@ impl Bucket {
         writer.list(&self.0, |w, entry| {
             w.u64(entry.key);
             w.u64(entry.session);
+            w.u32(entry.noted_ms);
             w.u8(match entry.shared {
                 Shared::No => 0,
                 Shared::Live => 1,
@@ -104,10 +120,14 @@ impl Bucket {
 
     /// Notes that a session was sent the id, and whether that changed the
     /// bucket.
-    pub fn note(&mut self, key: u64, session: u64, how: How) -> (bool, Noted) {
+    pub fn note(&mut self, key: u64, session: u64, how: How, now_ms: u64) -> (bool, Noted) {
+        let is_replay_of = |entry: &Entry| match how {
+            How::Live => false,
+            How::Replayed { since_ms, .. } => entry.was_noted_by(since_ms),
+        };
         match self.0.iter_mut().find(|entry| entry.key == key) {
             Some(entry) if entry.session == session => (false, Noted::Own),
-            Some(entry) if how != How::Live => {
+            Some(entry) if is_replay_of(entry) => {
                 let changed = entry.shared == Shared::No;
                 if changed {
                     entry.shared = Shared::Replayed;
@@ -123,8 +143,9 @@ impl Bucket {
                 if self.0.len() >= ENTRIES {
                     self.0.remove(0);
                 }
-                let shared = if how == How::Unplaced { Shared::Replayed } else { Shared::No };
-                self.0.push(Entry { key, session, shared });
+                let is_unplaced = matches!(how, How::Replayed { placed: false, .. });
+                let shared = if is_unplaced { Shared::Replayed } else { Shared::No };
+                self.0.push(Entry { key, session, noted_ms: now_ms as u32, shared });
                 (true, Noted::Own)
             }
         }

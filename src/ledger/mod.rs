@@ -26,13 +26,14 @@ use crate::config::State;
 use crate::event_id::EventId;
 use crate::fingerprint::{Role, Secret, SessionFingerprint};
 use crate::jsonrpc::{Calls, SentIds};
+use crate::owner::Instance;
 use crate::recorder::Carries;
 use crate::store::{ABSENT, GaveUp, MAX_TRIES, Store, update};
 use crate::telemetry::Tally;
 use index::{Bucket, How, Noted, Shared};
 use record::Record;
 use stream::{History, Stream};
-use table::{Lane, Session, Set, Shape, StreamKind};
+use table::{Cut, Floor, Lane, Session, Set, Shape, StreamKind};
 
 const TABLE_KEY: &str = "mcprg.t";
 const TABLE_VERSION: u8 = 1;
@@ -70,6 +71,8 @@ pub(crate) struct Opening {
     pub sent: Option<SentIds>,
     /// It had a lane and lost it, of a session that was known since then.
     pub lost_with: Option<u64>,
+    /// Who issues its events.
+    pub instance: Option<Instance>,
 }
 
 impl Opening {
@@ -222,6 +225,9 @@ impl Ledger {
                     .is_none_or(|known_since| known_since == session.known_since_ms);
                 let kind = kind.unwrap_or_else(|| opening.kind());
                 let number = stream.unwrap_or_else(|| session.new_stream());
+                session.own_by(opening.instance.as_ref());
+                session.locate(opening.instance.as_ref());
+                let owner = opening.instance.as_ref().map(|instance| instance.id);
                 let mut lane = Lane {
                     number: 0,
                     stream: number,
@@ -231,6 +237,7 @@ impl Ledger {
                     nonce: opening.nonce,
                     previous: 0,
                     hint: opening.hint,
+                    owner,
                 };
                 if let Some((taken, record)) = &taken_over
                     && let Some(there) = session.lanes.iter_mut().find(|lane| lane.number == *taken)
@@ -238,6 +245,11 @@ impl Ledger {
                     lane.number = *taken;
                     lane.previous = record.nonce;
                     lane.hint = there.hint;
+                    if opening.carries == Carries::Standalone && there.owner != owner {
+                        // Which of the two has what was there before and
+                        // what comes now isn't known.
+                        lane.owner = None;
+                    }
                     *there = lane.clone();
                 } else {
                     if history.is_none() && !session.has_room(&self.shape, number) {
@@ -444,7 +456,12 @@ impl Ledger {
 
     /// A session begins: the upstream gave its id to a request that had none.
     /// One that is known, or was ended, lives on as incomplete.
-    pub fn begin<S: Store>(&self, at: &mut Access<'_, S>, fingerprint: SessionFingerprint) {
+    pub fn begin<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        instance: Option<&Instance>,
+    ) {
         let (now_ms, idle_ms) = (at.now_ms, self.idle_ms);
         let begun = update(at.store, at.tally, &self.set_key(fingerprint), |value, tally| {
             let mut set = Set::decode(value);
@@ -453,10 +470,16 @@ impl Ledger {
                     session.complete = false;
                     session.ended = false;
                     session.last_used_ms = now_ms;
+                    session.owner = instance.map(|instance| instance.id);
+                    session.locate(instance);
                     tally.session_ids_reissued = tally.session_ids_reissued.saturating_add(1);
                 }
                 None => {
-                    set.insert(fingerprint, true, &self.shape, idle_ms, now_ms, tally);
+                    let new = set.insert(fingerprint, true, &self.shape, idle_ms, now_ms, tally);
+                    if let Some(session) = new {
+                        session.own_by(instance);
+                        session.locate(instance);
+                    }
                     tally.sessions_started = tally.sessions_started.saturating_add(1);
                 }
             }
@@ -476,6 +499,7 @@ impl Ledger {
         at: &mut Access<'_, S>,
         old: SessionFingerprint,
         new: SessionFingerprint,
+        instance: Option<&Instance>,
     ) {
         let old_session = self.session(at, old);
         let unbounded = old_session.as_ref().is_some_and(|session| session.kin_unbounded);
@@ -486,6 +510,11 @@ impl Ledger {
                 changed |= session.add_kin(Some(*kin));
             }
             changed |= unbounded && session.add_kin(None);
+            if session.owner.is_none() {
+                session.own_by(instance);
+                session.locate(instance);
+                changed |= session.owner.is_some();
+            }
             (changed, ())
         });
         if renamed.is_err() {
@@ -515,6 +544,63 @@ impl Ledger {
             (is_first, is_first)
         });
         settled == Ok(Some(true))
+    }
+
+    /// A resumption passes, and this instance answers it: it owns the stream
+    /// from now on, and what the last one from this cursor led to is past.
+    pub(crate) fn carry_on<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        stream: Option<u32>,
+        cursor: &EventId,
+        instance: Option<&Instance>,
+    ) {
+        let change = |session: &mut Session| {
+            let given = match (stream, instance) {
+                (Some(stream), Some(instance)) => session.give_stream(stream, instance),
+                _ => false,
+            };
+            session.forget_cut(cursor.whole) || given
+        };
+        // Mostly there is nothing to change, and no need to write.
+        let Some(mut session) = self.session(at, fingerprint) else { return };
+        if !change(&mut session) {
+            return;
+        }
+        let changed =
+            self.change_session(at, fingerprint, Missing::Skip, |session, _| (change(session), ()));
+        if changed.is_err() {
+            self.doubt(at, fingerprint);
+        }
+    }
+
+    /// A replay was cut for a gap.
+    pub(crate) fn learn_floor<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        floor: Floor,
+    ) {
+        // Given up, the next resumption is cut again.
+        let _ = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
+            session.learn_floor(floor);
+            (true, ())
+        });
+    }
+
+    /// A replay was cut for something else.
+    pub(crate) fn remember_cut<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        cut: Cut,
+    ) {
+        // As above.
+        let _ = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
+            session.remember_cut(cut);
+            (true, ())
+        });
     }
 
     /// A stream answers these requests.
@@ -565,22 +651,25 @@ impl Ledger {
 
     /// Whether this cursor is known to have been issued on another session
     /// than this one (`None`: than any), and on no two.
+    ///
+    /// `by_ms`: and was so by then.
     pub fn is_of_another<S: Store>(
         &self,
         at: &Access<'_, S>,
         cursor: &EventId,
         own: Option<SessionFingerprint>,
+        by_ms: Option<u64>,
     ) -> bool {
-        let own_session = own.and_then(|own| self.session(at, own));
-        if own.is_some_and(|own| self.is_doubted(at, own)) {
-            return false;
-        }
         cursor.distinctive_keys().any(|key| {
             let bucket = Bucket::decode(&at.store.get(&self.bucket_key(key)).0.unwrap_or_default());
-            let Some(entry) = bucket.get(key).filter(|entry| entry.shared == Shared::No) else {
-                return false;
+            let is_known = |entry: &&index::Entry| {
+                entry.shared == Shared::No
+                    && by_ms.is_none_or(|by_ms| entry.was_noted_by(by_ms))
+                    && own.is_none_or(|own| own.short() != entry.session)
             };
-            if own.is_some_and(|own| own.short() == entry.session) {
+            let Some(entry) = bucket.get(key).filter(is_known) else { return false };
+            let own_session = own.and_then(|own| self.session(at, own));
+            if own.is_some_and(|own| self.is_doubted(at, own)) {
                 return false;
             }
             // With the other session, what it shares has left the table too.
@@ -612,9 +701,10 @@ impl Ledger {
         key: u64,
         how: How,
     ) {
+        let now_ms = at.now_ms;
         let noted = update(at.store, at.tally, &self.bucket_key(key), |value, _| {
             let mut bucket = Bucket::decode(value);
-            let (changed, noted) = bucket.note(key, session.short(), how);
+            let (changed, noted) = bucket.note(key, session.short(), how, now_ms);
             (changed.then(|| bucket.encode()), noted)
         });
         let kin = match noted {

@@ -11,7 +11,7 @@ use crate::codec::{Reader, Writer};
 use crate::event_id::{EventId, READINGS};
 use crate::jsonrpc::{Call, Calls, MAX_CALLS};
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Bytes of an encoded single id, and of a range; four elements share a byte
 /// of flags.
@@ -23,12 +23,43 @@ const ELEMENTS_A_BYTE: usize = 4;
 /// take more room than the range.
 const RUN: u8 = 3;
 
+/// One id, or several that follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ids {
+pub enum Ids {
     /// One id, by its fingerprint.
     Single(u64),
     /// All places of a sequence from the first to the last.
-    Range { sequence: u64, first: u64, last: u64 },
+    Range {
+        /// The sequence.
+        sequence: u64,
+        /// The first index.
+        first: u64,
+        /// The last.
+        last: u64,
+    },
+}
+
+impl Ids {
+    /// How many ids stand behind this id here, if it is here.
+    pub fn find(&self, id: &EventId) -> Option<u64> {
+        match *self {
+            Ids::Single(whole) => (whole == id.whole).then_some(0),
+            Ids::Range { sequence, first, last } => id
+                .places
+                .iter()
+                .flatten()
+                .find(|place| place.sequence == sequence && (first..=last).contains(&place.index))
+                .map(|place| last.saturating_sub(place.index)),
+        }
+    }
+
+    /// How many ids these are.
+    pub fn count(&self) -> u64 {
+        match *self {
+            Ids::Single(_) => 1,
+            Ids::Range { first, last, .. } => last.saturating_sub(first).saturating_add(1),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,23 +80,12 @@ impl Element {
 
     /// How many of its ids stand behind this id, if it is here.
     fn find(&self, id: &EventId) -> Option<u64> {
-        match self.ids {
-            Ids::Single(whole) => (whole == id.whole).then_some(0),
-            Ids::Range { sequence, first, last } => id
-                .places
-                .iter()
-                .flatten()
-                .find(|place| place.sequence == sequence && (first..=last).contains(&place.index))
-                .map(|place| last.saturating_sub(place.index)),
-        }
+        self.ids.find(id)
     }
 
     /// How many ids it holds.
     fn len(&self) -> u64 {
-        match self.ids {
-            Ids::Single(_) => 1,
-            Ids::Range { first, last, .. } => last.saturating_sub(first).saturating_add(1),
-        }
+        self.ids.count()
     }
 
     /// How many of so many ids of it are owed: those with data.
@@ -117,7 +137,9 @@ pub struct Record {
     /// The order of the ids can't be relied on: an id that had left the window
     /// may have come again as if it were new.
     pub unordered: bool,
-    /// All ids so far are of one sequence, each higher than the one before.
+    /// An id came twice with data on one connection.
+    pub repeats: bool,
+    /// All ids so far, and all before them on the stream, are of one sequence, each higher than the one before.
     rising: bool,
     tails: [Option<Tail>; READINGS],
     window: VecDeque<Element>,
@@ -134,6 +156,7 @@ impl Record {
             count_before,
             evicted: false,
             unordered: false,
+            repeats: false,
             rising: true,
             tails: [None; READINGS],
             window: VecDeque::new(),
@@ -205,15 +228,68 @@ impl Record {
     /// sequences and single ids. `None` if some have left the window that can't
     /// be told any more.
     pub fn keys(&self) -> Option<Vec<u64>> {
-        let mut readings = self.tails.iter().flatten();
-        if let (true, Some(tail), None) = (self.rising, readings.next(), readings.next()) {
-            return Some(vec![tail.sequence]);
+        if let Some(sequence) = self.rising_sequence() {
+            return Some(vec![sequence]);
         }
         let keys = self.window.iter().map(|element| match element.ids {
             Ids::Single(whole) => whole,
             Ids::Range { sequence, .. } => sequence,
         });
         (!self.evicted).then(|| keys.collect())
+    }
+
+    /// The sequence of all its ids, if it is one that has never fallen.
+    pub fn rising_sequence(&self) -> Option<u64> {
+        let mut readings = self.tails.iter().flatten();
+        match (self.rising, readings.next(), readings.next()) {
+            (true, Some(tail), None) => Some(tail.sequence),
+            _ => None,
+        }
+    }
+
+    /// Whether all its ids can be read as ones of this sequence.
+    pub fn rises_in(&self, sequence: u64) -> bool {
+        self.rising && self.tails.iter().flatten().any(|tail| tail.sequence == sequence)
+    }
+
+    /// The highest index of its sequence.
+    pub fn highest_index(&self) -> Option<u64> {
+        self.tails.iter().flatten().map(|tail| tail.highest).max()
+    }
+
+    /// The stream's ids before these are no lower ones of the same sequence.
+    pub fn begins_lower(&mut self) {
+        self.rising = false;
+    }
+
+    /// Appends its ids with data, the newest first and each element with the
+    /// number of those behind it, back to the cursor. Whether that is here.
+    pub fn push_owed(
+        &self,
+        cursor: Option<&EventId>,
+        owed: &mut u64,
+        elements: &mut Vec<(Ids, u64)>,
+    ) -> bool {
+        for element in self.window.iter().rev() {
+            let found = cursor.and_then(|cursor| element.find(cursor));
+            let behind = found.unwrap_or_else(|| element.len());
+            let ids = match element.ids {
+                Ids::Range { sequence, last, .. } if behind > 0 => {
+                    let first = last.saturating_sub(behind.saturating_sub(1));
+                    Some(Ids::Range { sequence, first, last })
+                }
+                Ids::Single(_) if behind > 0 => Some(element.ids),
+                _ => None,
+            };
+            if let Some(ids) = ids.filter(|_| element.data) {
+                elements.push((ids, *owed));
+                *owed = owed.saturating_add(behind);
+            }
+            if found.is_some() {
+                return true;
+            }
+        }
+        false
     }
 
     /// The ids with data that it holds.
@@ -336,7 +412,8 @@ impl Record {
         writer.u8(u8::from(self.evicted)
             | (u8::from(self.unordered) << 1)
             | (u8::from(self.rising) << 2)
-            | (u8::from(matches!(self.calls, Calls::Unknown)) << 3));
+            | (u8::from(matches!(self.calls, Calls::Unknown)) << 3)
+            | (u8::from(self.repeats) << 4));
         let calls = match &self.calls {
             Calls::Unknown => &[][..],
             Calls::Known(calls) => calls,
@@ -392,6 +469,7 @@ impl Record {
         record.evicted = flags & 1 != 0;
         record.unordered = flags & 2 != 0;
         record.rising = flags & 4 != 0;
+        record.repeats = flags & 16 != 0;
         let calls =
             reader.list(|reader| Some(Call { id: reader.u64()?, answered_at: reader.u32()? }))?;
         if flags & 8 == 0 {

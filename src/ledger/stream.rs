@@ -1,9 +1,10 @@
 //! Streams, put together from their records, and the history of a session.
 
-use super::record::Record;
+use super::record::{Found, Ids, Record};
 use super::table::{Lane, Session, StreamKind};
 use crate::event_id::EventId;
 use crate::jsonrpc::{Call, Calls, SentIds};
+use crate::owner::OwnerId;
 
 /// A stream as the records tell it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +49,71 @@ impl Stream {
         least.map(|owed| if self.is_ordered() { owed } else { 0 })
     }
 
+    /// Where an id stands, with all ids behind it; `None` too where the order
+    /// isn't known.
+    pub fn find_entry(&self, id: &EventId) -> Option<Found> {
+        if !self.is_ordered() {
+            return None;
+        }
+        let (mut behind, mut owed) = (0u64, 0u64);
+        for record in self.records.iter().rev() {
+            if let Some(found) = record.find(id) {
+                return Some(Found {
+                    data: found.data,
+                    behind: behind.saturating_add(found.behind),
+                    owed: owed.saturating_add(found.owed),
+                });
+            }
+            behind = behind.saturating_add(record.count);
+            owed = owed.saturating_add(record.owed());
+        }
+        None
+    }
+
+    /// Whether an id was issued here, by what is still known.
+    pub fn has(&self, id: &EventId) -> bool {
+        self.records.iter().any(|record| record.find(id).is_some())
+    }
+
+    /// The same, with data.
+    pub fn has_with_data(&self, id: &EventId) -> bool {
+        self.records.iter().filter_map(|record| record.find(id)).any(|found| found.data)
+    }
+
+    /// The owners of all its records, if they are all known.
+    pub fn owners(&self) -> Option<Vec<OwnerId>> {
+        self.lanes.iter().map(|lane| lane.owner).collect()
+    }
+
+    /// The sequence of all its ids, if it is one that has never fallen.
+    pub fn rising_sequence(&self) -> Option<u64> {
+        let sequence = self.records.iter().find_map(Record::rising_sequence)?;
+        let same = self.records.iter().all(|record| record.rises_in(sequence));
+        (same && self.is_ordered()).then_some(sequence)
+    }
+
+    /// The highest index of its sequence.
+    pub fn highest_index(&self) -> Option<u64> {
+        self.records.iter().filter_map(Record::highest_index).max()
+    }
+
+    /// The ids with data behind a cursor, in their order, each element with the
+    /// number of those that follow it; `None` where that can't be relied on.
+    pub fn owed_behind(&self, cursor: &EventId) -> Option<Vec<(Ids, u64)>> {
+        if !self.is_ordered() || self.records.iter().any(|record| record.repeats) {
+            return None;
+        }
+        let (mut elements, mut owed) = (Vec::new(), 0u64);
+        for record in self.records.iter().rev() {
+            let found = record.push_owed(Some(cursor), &mut owed, &mut elements);
+            if found {
+                elements.reverse();
+                return Some(elements);
+            }
+        }
+        None
+    }
+
     /// Whether it may have issued an id, one that other streams have as well,
     /// that is not known here any more.
     pub fn may_have_had(&self, id: &EventId) -> bool {
@@ -57,7 +123,7 @@ impl Stream {
     }
 
     /// Whether the order of all ids is the order of the records.
-    fn is_ordered(&self) -> bool {
+    pub fn is_ordered(&self) -> bool {
         let mut before: u64 = 0;
         self.records.iter().all(|record| {
             let in_order = record.count_before == before && !record.unordered;
@@ -95,10 +161,13 @@ impl Stream {
     /// Which of its calls are pending for a cursor, by their place in the
     /// POST: those whose answer doesn't stand at or before it. A cursor that
     /// was never issued stands behind what was.
-    pub fn pending(&self, cursor: &EventId) -> Vec<usize> {
+    /// Those that were answered on the way back count as answered, too.
+    pub(crate) fn pending(&self, cursor: &EventId, answered: &[u64]) -> Vec<usize> {
         let at = self.ordinal(cursor).unwrap_or(u32::MAX);
         let Calls::Known(calls) = self.calls() else { return Vec::new() };
-        let is_pending = |call: &Call| call.answered_at == 0 || call.answered_at > at;
+        let is_pending = |call: &Call| {
+            (call.answered_at == 0 || call.answered_at > at) && !answered.contains(&call.id)
+        };
         calls.iter().enumerate().filter(|(_, call)| is_pending(call)).map(|(n, _)| n).collect()
     }
 
@@ -131,6 +200,12 @@ impl History {
         let is_common = id.index_key().is_none();
         (is_common && (self.unreadable || self.session.evicted_keys.may_have(id)))
             || self.streams.iter().any(|stream| stream.may_have_had(id))
+    }
+
+    /// Whether a cursor that is known may stand on a stream that isn't, too:
+    /// then nothing follows from what the known one has behind it.
+    pub fn may_be_of_unseen(&self, cursor: &EventId) -> bool {
+        self.may_have_evicted(cursor) || (!self.session.complete && cursor.index_key().is_none())
     }
 
     /// Whether the part of the history that could hold an id was evicted. An id
@@ -172,13 +247,15 @@ impl History {
 
     /// The ids of the calls that wait for what follows a cursor, where that
     /// stands on, or belongs to the sequence of, one POST's stream alone.
-    pub fn pending_calls(&self, cursor: &EventId) -> SentIds {
+    /// `answered`: calls that were answered on the way back.
+    pub fn pending_calls(&self, cursor: &EventId, answered: &[u64]) -> SentIds {
         if self.may_have_evicted(cursor) {
             return Vec::new();
         }
         let mut streams = self.streams.iter().filter(|stream| stream.may_hold(cursor));
         let (Some(stream), None) = (streams.next(), streams.next()) else { return Vec::new() };
         let Some(sent) = self.session.sent(stream.number) else { return Vec::new() };
-        stream.pending(cursor).into_iter().filter_map(|call| sent.get(call).cloned()).collect()
+        let pending = stream.pending(cursor, answered);
+        pending.into_iter().filter_map(|call| sent.get(call).cloned()).collect()
     }
 }

@@ -15,9 +15,11 @@ use crate::config::State;
 use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::SentIds;
+use crate::owner::{Instance, MAX_ADDRESSES, MAX_ADDRESSES_BYTES, OwnerId};
 use crate::telemetry::Tally;
+use crate::verdict::ReplayFault;
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Traffic moves a session's time of last use when that is so old.
 const TOUCH_MS: u64 = 1_000;
@@ -45,6 +47,12 @@ const MAX_SENT_BYTES: usize = 576;
 
 /// Cursors of a session that are remembered to have been settled.
 const MAX_SETTLED: usize = 8;
+
+/// Learned floors of a session.
+const MAX_FLOORS: usize = 4;
+
+/// Cursors of a session that are remembered to have led to a cut.
+const MAX_CUTS: usize = 4;
 
 /// Words of the filter of evicted ids.
 const FILTER_WORDS: usize = 16;
@@ -95,12 +103,16 @@ impl Shape {
 
     /// The most bytes of an encoded set.
     pub fn max_set_bytes(&self) -> u64 {
-        const LANE: u64 = 1 + 4 + 1 + 8 + 8 + 4;
+        const LANE: u64 = 1 + 4 + 1 + 8 + 8 + 4 + 4;
         const KIN: u64 = 1 + MAX_KIN as u64 * 8;
         const SETTLED: u64 = 1 + MAX_SETTLED as u64 * 8;
         const SENT: u64 = 1 + MAX_SENT_BYTES as u64;
         const FILTER: u64 = FILTER_WORDS as u64 * 8;
-        const SESSION: u64 = 1 + 16 + 1 + 8 + 8 + 4 + FILTER + KIN + SETTLED + SENT + 1;
+        const OWNERS: u64 = 4 + MAX_ADDRESSES_BYTES as u64;
+        const FLOORS: u64 = 1 + MAX_FLOORS as u64 * (4 + 4 + 8 + 8);
+        const CUTS: u64 = 1 + MAX_CUTS as u64 * (8 + 4 + 1);
+        const LISTS: u64 = KIN + SETTLED + SENT + OWNERS + FLOORS + CUTS + 1;
+        const SESSION: u64 = 1 + 16 + 1 + 8 + 8 + 4 + FILTER + LISTS;
         const SET: u64 = 1 + 1 + REMEMBERED_EVICTIONS as u64 * 4 + 4 + 1;
         let session = SESSION.saturating_add(LANE.saturating_mul(self.lanes().into()));
         SET.saturating_add(session.saturating_mul(self.ways.into()))
@@ -152,6 +164,8 @@ pub struct Lane {
     pub previous: u64,
     /// A hint at the stream's ids, to find those that other streams have too.
     pub hint: u32,
+    /// The instance that issued what is recorded; `None` if it can't be told.
+    pub owner: Option<OwnerId>,
 }
 
 impl Lane {
@@ -200,6 +214,30 @@ impl EvictedKeys {
     }
 }
 
+/// From where on an instance is known to replay a stream of indexed ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Floor {
+    /// The stream's number.
+    pub stream: u32,
+    /// Who showed it.
+    pub owner: OwnerId,
+    /// The first id that came.
+    pub id: u64,
+    /// Its index.
+    pub index: u64,
+}
+
+/// A cursor from which the last resumption was cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    /// The cursor.
+    pub cursor: u64,
+    /// Who sent what was cut.
+    pub owner: OwnerId,
+    /// Why.
+    pub fault: ReplayFault,
+}
+
 /// A session's slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
@@ -233,6 +271,15 @@ pub struct Session {
     pub sent: Vec<(u32, SentIds)>,
     /// Cursors whose pending calls were settled.
     pub settled: Vec<u64>,
+    /// The instance that answered its `initialize`, or else the first that was
+    /// seen to serve it.
+    pub owner: Option<OwnerId>,
+    /// Where its owners are.
+    addresses: Vec<(OwnerId, String)>,
+    /// Learned floors.
+    floors: Vec<Floor>,
+    /// Cursors that led to a cut.
+    cuts: Vec<Cut>,
 }
 
 impl Session {
@@ -291,6 +338,94 @@ impl Session {
         }
         self.settled.push(cursor);
         true
+    }
+
+    /// Takes an instance for the session's owner, if it has none.
+    pub fn own_by(&mut self, instance: Option<&Instance>) {
+        if self.owner.is_none() {
+            self.owner = instance.map(|instance| instance.id);
+        }
+    }
+
+    /// Remembers where an instance is. Where there is no room the oldest goes
+    /// that isn't the session's owner.
+    pub fn locate(&mut self, instance: Option<&Instance>) {
+        let Some(Instance { id, address: Some(address) }) = instance else { return };
+        match self.addresses.iter_mut().find(|(owner, _)| owner == id) {
+            Some((_, known)) => known.clone_from(address),
+            None => {
+                if self.addresses.len() >= MAX_ADDRESSES {
+                    let session_owner = self.owner;
+                    let oldest = self.addresses.iter().position(|(o, _)| Some(*o) != session_owner);
+                    self.addresses.remove(oldest.unwrap_or(0));
+                }
+                self.addresses.push((*id, address.clone()));
+            }
+        }
+    }
+
+    /// Where an instance is, if that is known.
+    pub fn address(&self, owner: Option<OwnerId>) -> Option<&str> {
+        let found = self.addresses.iter().find(|(known, _)| Some(*known) == owner);
+        found.map(|(_, address)| address.as_str())
+    }
+
+    /// The owner of a stream, if it is one, and known.
+    pub fn stream_owner(&self, stream: u32) -> Option<OwnerId> {
+        let mut owners = self.lanes.iter().filter(|l| l.stream == stream).map(|lane| lane.owner);
+        let owner = owners.next()??;
+        owners.all(|other| other == Some(owner)).then_some(owner)
+    }
+
+    /// From now on this instance is the owner of a stream. Whether it wasn't.
+    pub fn give_stream(&mut self, stream: u32, instance: &Instance) -> bool {
+        let changed = self.stream_owner(stream) != Some(instance.id);
+        for lane in self.lanes.iter_mut().filter(|lane| lane.stream == stream) {
+            lane.owner = Some(instance.id);
+        }
+        self.locate(Some(instance));
+        changed
+    }
+
+    /// The floor of a stream at its owner, if one was learned.
+    pub fn floor(&self, stream: u32, owner: OwnerId) -> Option<&Floor> {
+        self.floors.iter().find(|floor| floor.stream == stream && floor.owner == owner)
+    }
+
+    /// Keeps a learned floor; the oldest goes.
+    pub fn learn_floor(&mut self, new: Floor) {
+        self.floors.retain(|known| (known.stream, known.owner) != (new.stream, new.owner));
+        if self.floors.len() >= MAX_FLOORS {
+            self.floors.remove(0);
+        }
+        self.floors.push(new);
+    }
+
+    /// Why the last resumption from a cursor was cut, if it was, at this owner.
+    pub fn cut_from(&self, cursor: u64, owner: Option<OwnerId>) -> Option<ReplayFault> {
+        let mut cuts = self.cuts.iter();
+        cuts.find(|cut| cut.cursor == cursor && Some(cut.owner) == owner).map(|cut| cut.fault)
+    }
+
+    /// Whether a resumption from a cursor was cut, at whatever owner.
+    pub fn was_cut(&self, cursor: u64) -> bool {
+        self.cuts.iter().any(|cut| cut.cursor == cursor)
+    }
+
+    /// Remembers a cut; the oldest goes.
+    pub fn remember_cut(&mut self, new: Cut) {
+        self.forget_cut(new.cursor);
+        if self.cuts.len() >= MAX_CUTS {
+            self.cuts.remove(0);
+        }
+        self.cuts.push(new);
+    }
+
+    /// Another resumption from this cursor runs. Whether one had been cut.
+    pub fn forget_cut(&mut self, cursor: u64) -> bool {
+        let known = self.cuts.len();
+        self.cuts.retain(|cut| cut.cursor != cursor);
+        self.cuts.len() < known
     }
 
     /// A new stream's number.
@@ -425,12 +560,34 @@ impl Set {
                         nonce: reader.u64()?,
                         previous: reader.u64()?,
                         hint: reader.u32()?,
+                        owner: OwnerId::decode(reader.u32()?),
                     })
                 })?,
                 sent: reader.list(|reader| {
                     Some((reader.u32()?, reader.list(|reader| reader.list(Reader::u8))?))
                 })?,
                 settled: reader.list(Reader::u64)?,
+                owner: OwnerId::decode(reader.u32()?),
+                addresses: reader.list(|reader| {
+                    let owner = OwnerId::decode(reader.u32()?)?;
+                    let address = String::from_utf8(reader.list(Reader::u8)?).ok()?;
+                    Some((owner, address))
+                })?,
+                floors: reader.list(|reader| {
+                    Some(Floor {
+                        stream: reader.u32()?,
+                        owner: OwnerId::decode(reader.u32()?)?,
+                        id: reader.u64()?,
+                        index: reader.u64()?,
+                    })
+                })?,
+                cuts: reader.list(|reader| {
+                    Some(Cut {
+                        cursor: reader.u64()?,
+                        owner: OwnerId::decode(reader.u32()?)?,
+                        fault: ReplayFault::decode(reader.u8()?)?,
+                    })
+                })?,
             })
         })?;
         Some(Set { evictions, inserted, sessions })
@@ -467,12 +624,29 @@ impl Set {
                 w.u64(lane.nonce);
                 w.u64(lane.previous);
                 w.u32(lane.hint);
+                w.u32(OwnerId::encode(lane.owner));
             });
             w.list(&session.sent, |w, (stream, ids)| {
                 w.u32(*stream);
                 w.list(ids, |w, id| w.list(id, |w, byte| w.u8(*byte)));
             });
             w.list(&session.settled, |w, cursor| w.u64(*cursor));
+            w.u32(OwnerId::encode(session.owner));
+            w.list(&session.addresses, |w, (owner, address)| {
+                w.u32(OwnerId::encode(Some(*owner)));
+                w.list(address.as_bytes(), |w, byte| w.u8(*byte));
+            });
+            w.list(&session.floors, |w, floor| {
+                w.u32(floor.stream);
+                w.u32(OwnerId::encode(Some(floor.owner)));
+                w.u64(floor.id);
+                w.u64(floor.index);
+            });
+            w.list(&session.cuts, |w, cut| {
+                w.u64(cut.cursor);
+                w.u32(OwnerId::encode(Some(cut.owner)));
+                w.u8(cut.fault.encode());
+            });
         });
         writer.finish()
     }
@@ -526,6 +700,10 @@ impl Set {
             lanes: Vec::new(),
             sent: Vec::new(),
             settled: Vec::new(),
+            owner: None,
+            addresses: Vec::new(),
+            floors: Vec::new(),
+            cuts: Vec::new(),
         });
         self.sessions.last_mut()
     }

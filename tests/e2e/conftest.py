@@ -40,11 +40,13 @@ class Gateways:
         *,
         concurrency: int = 4,
         dynamic_listeners: bool = False,
+        dynamic_upstreams: bool = False,
         instances: int = 1,
         **changes: Any,
     ) -> Gateway:
         """A gateway whose guard is configured with these keys over those of envoy.yaml."""
-        name = repr((guard, concurrency, dynamic_listeners, instances, sorted(changes.items())))
+        dynamic = dynamic_listeners, dynamic_upstreams
+        name = repr((guard, concurrency, dynamic, instances, sorted(changes.items())))
         if name not in self._running:
             while len(self._running) >= KEPT_GATEWAYS:
                 await self._running.popitem(last=False)[1].stop()
@@ -53,6 +55,7 @@ class Gateways:
                 asked,
                 concurrency=concurrency,
                 dynamic_listeners=dynamic_listeners,
+                dynamic_upstreams=dynamic_upstreams,
                 instances=instances,
             )
             await gateway.start()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Callable
 
 from . import client
@@ -14,8 +17,8 @@ from .client import HTTP1, Connection, Response
 from .envoy import Envoy
 from .http1 import HeaderInput
 from .mcp_server import McpServer
-from .render import Changes, Config, render
-from .upstream import Handler, Upstream
+from .render import Changes, Config, render, upstreams_text
+from .upstream import Handler, Request, Upstream
 
 PATH = "/mcp"
 PROBE = "x-probe"
@@ -44,6 +47,16 @@ class Answer:
         return any(upstream.saw(PROBE, self.probe) for upstream in self.upstreams)
 
     @property
+    def arrivals(self) -> list[tuple[int, Request]]:
+        """Which of `Gateway.upstreams` the request reached, and as what."""
+        return [
+            (place, request)
+            for place, upstream in enumerate(self.upstreams)
+            for request in upstream.requests
+            if (PROBE, self.probe) in request.headers
+        ]
+
+    @property
     def verdicts(self) -> list[str]:
         """The values of all `mcp-resumption` headers."""
         return [value for name, value in self.response.headers if name == "mcp-resumption"]
@@ -62,19 +75,27 @@ class Gateway:
         *,
         concurrency: int = 4,
         dynamic_listeners: bool = False,
+        dynamic_upstreams: bool = False,
         instances: int = 1,
     ) -> None:
-        """`instances`: how many upstreams there are, which Envoy takes in turn."""
+        """`instances`: how many upstreams there are, which Envoy takes in turn.
+        `dynamic_upstreams`: they may come and go, see `offer`."""
         self._changes = changes
         self._concurrency = concurrency
         self._dynamic = dynamic_listeners
         self._connections: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if dynamic_upstreams:
+            self._folder = tempfile.TemporaryDirectory(prefix="upstreams-")
+            changes.upstreams_file = Path(self._folder.name) / "upstreams.json"
         self.upstreams = [Upstream(http2=changes.upstream_http2) for _ in range(instances)]
 
     async def start(self) -> None:
         """Starts the upstreams, then Envoy."""
         for upstream in self.upstreams:
             await upstream.start()
+        if self._changes.upstreams_file is not None:
+            self._write_upstreams(self.upstreams)
         self.envoy = Envoy(
             self.config(), concurrency=self._concurrency, dynamic_listeners=self._dynamic
         )
@@ -86,11 +107,20 @@ class Gateway:
         self.envoy.stop()
         for upstream in self.upstreams:
             await upstream.stop()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def config(self, **changed: Any) -> Config:
         """Envoy's configuration, with some of the changes changed again."""
-        upstreams = [("127.0.0.1", upstream.port) for upstream in self.upstreams]
-        return render(replace(self._changes, upstreams=upstreams, **changed))
+        return render(replace(self._changes, upstreams=_addresses(self.upstreams), **changed))
+
+    async def offer(self, *places: int) -> None:
+        """From now on Envoy has these of the upstreams, by their place, and no others."""
+        offered = [self.upstreams[place] for place in places]
+        self._write_upstreams(offered)
+        wanted = {f"{host}:{port}" for host, port in _addresses(offered)}
+        assert await eventually(lambda: self._offered() == wanted)
+        await asyncio.sleep(0.1)  # The workers follow a moment later.
 
     def serve(self, handler: Handler) -> None:
         """From now on every upstream does this."""
@@ -144,6 +174,23 @@ class Gateway:
             for (name, labels), value in self.envoy.stats().items()
             if name == "mcp_resume_guard_resumptions"
         }
+
+    def _offered(self) -> set[str]:
+        """The upstreams that Envoy has."""
+        listing = self.envoy.admin("/clusters").splitlines()
+        return {line.split("::")[1] for line in listing if "::cx_active::" in line}
+
+    def _write_upstreams(self, upstreams: Iterable[Upstream]) -> None:
+        """Envoy notices a file that is moved over the one it watches."""
+        file = self._changes.upstreams_file
+        assert file is not None
+        new = file.with_suffix(".new")
+        new.write_text(upstreams_text(_addresses(upstreams)))
+        new.rename(file)
+
+
+def _addresses(upstreams: Iterable[Upstream]) -> list[tuple[str, int]]:
+    return [("127.0.0.1", upstream.port) for upstream in upstreams]
 
 
 async def eventually(what: Callable[[], Any], seconds: float = 5.0) -> Any:

@@ -12,11 +12,14 @@ import asyncio
 import json
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 from . import sse
 from .event_ids import EventIds, NextId
 from .upstream import Exchange, Handler
+
+StreamEvent = tuple[str, Optional[str]]
+"""An event's id and data; data is None for a priming event."""
 
 
 @dataclass
@@ -24,8 +27,7 @@ class ServerStream:
     """One sequence of events."""
 
     next_id: NextId
-    events: list[tuple[str, str | None]] = field(default_factory=list)
-    """Every event with its id; data is None for a priming event."""
+    events: list[StreamEvent] = field(default_factory=list)
     finished: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -101,6 +103,35 @@ class McpServer:
         stream, message = self.waiting.pop((session, request_id))
         self._answer(stream, message)
 
+    # What servers do each in its own way
+
+    async def welcome(self, exchange: Exchange, session: ServerSession, body: str) -> None:
+        """Answers `initialize` for a session that is new."""
+        headers = [("content-type", "application/json"), ("mcp-session-id", session.id)]
+        await exchange.respond(200, headers, body.encode())
+
+    def find(self, session: ServerSession, cursor: str) -> tuple[ServerStream, int] | None:
+        """The stream that a cursor stands on, and the position behind it."""
+        return session.find(cursor)
+
+    def listens_from(self, session: ServerSession) -> int:
+        """The position on the standalone stream at which a plain GET begins."""
+        return len(session.standalone.events)
+
+    def opening(self) -> bytes:
+        """What a stream of events begins with."""
+        return b": ok\n\n"
+
+    def replay(self, stream: ServerStream, position: int) -> list[StreamEvent]:
+        """What is sent at once of what the stream has from a position on."""
+        return stream.events[position:]
+
+    def write(self, id: str, data: str | None, *, live: bool = False) -> bytes:
+        """An event as it is sent; nothing where it isn't. `live`: as it is published."""
+        return sse.encode(data or "", id)
+
+    # How it all goes
+
     async def _post(self, exchange: Exchange) -> None:
         message = json.loads(await exchange.body())
         if message.get("method") == "initialize":
@@ -127,18 +158,17 @@ class McpServer:
         session.streams.append(ServerStream(self.ids.stream(session.id, standalone=True)))
         self.sessions[session.id] = session
         result = {"protocolVersion": "2025-11-25", "capabilities": {}}
-        body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
-        kind = ("content-type", "application/json")
-        await exchange.respond(200, [kind, ("mcp-session-id", session.id)], body)
+        body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result})
+        await self.welcome(exchange, session, body)
 
     async def _get(self, exchange: Exchange) -> None:
         session = self.sessions.get(exchange.request.header("mcp-session-id") or "")
         cursor = exchange.request.header("last-event-id")
         if cursor:
-            found = session.find(cursor) if session else None
+            found = self.find(session, cursor) if session else None
             await self._carry(exchange, *found or (NOTHING, 0))
         elif session is not None:
-            await self._carry(exchange, session.standalone, len(session.standalone.events))
+            await self._carry(exchange, session.standalone, self.listens_from(session))
         else:
             await exchange.respond(404)
 
@@ -163,7 +193,15 @@ class McpServer:
     async def _carry(self, exchange: Exchange, stream: ServerStream, position: int) -> None:
         """Sends the stream's events from a position on, until it ends or the client goes."""
         await exchange.start_sse()
-        await exchange.send(b": ok\n\n")
+        await exchange.send(self.opening())
+        missed = self.replay(stream, position)
+        position = len(stream.events)
+        for id, data in missed:
+            await exchange.send(self.write(id, data))
+        await self._follow(exchange, stream, position)
+
+    async def _follow(self, exchange: Exchange, stream: ServerStream, position: int) -> None:
+        """Sends what is published from a position on."""
         gone = asyncio.ensure_future(exchange.gone.wait())
         try:
             while not gone.done():
@@ -171,7 +209,7 @@ class McpServer:
                 while position < len(stream.events):
                     id, data = stream.events[position]
                     position += 1
-                    await exchange.send(sse.encode(data or "", id))
+                    await exchange.send(self.write(id, data, live=True))
                 if stream.finished:
                     break
                 listening = asyncio.ensure_future(news.wait())

@@ -36,6 +36,10 @@ class Changes:
     """Routes that stand before the one to the upstream, such as direct responses."""
     more_listeners: dict[str, Guard] = field(default_factory=dict)
     """Further listeners like the first, by name, each with a guard configuration of its own."""
+    pin_header: str | None = None
+    """The request header whose `ip:port` names the upstream to take, before any is chosen in turn."""
+    upstreams_file: Path | None = None
+    """Where the upstreams are read from (see `upstreams_text`). Envoy watches it."""
 
 
 def render(changes: Changes) -> Config:
@@ -64,8 +68,7 @@ def with_dynamic_listeners(config: Config, file: Path) -> Config:
     """The same bootstrap, its listeners read from `file`, which Envoy watches."""
     config = copy.deepcopy(config)
     del config["static_resources"]["listeners"]
-    source = {"path_config_source": {"path": str(file)}, "resource_api_version": "V3"}
-    config["dynamic_resources"] = {"lds_config": source}
+    config["dynamic_resources"] = {"lds_config": _file_source(file)}
     return config
 
 
@@ -74,6 +77,15 @@ def listeners_file(config: Config) -> str:
     kind = "type.googleapis.com/envoy.config.listener.v3.Listener"
     listeners = config["static_resources"]["listeners"]
     return json.dumps({"resources": [{"@type": kind, **listener} for listener in listeners]})
+
+
+def upstreams_text(upstreams: Sequence[tuple[str, int]]) -> str:
+    """These upstreams as the text of `Changes.upstreams_file`."""
+    kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+    endpoints = [{"lb_endpoints": [_endpoint(host, port) for host, port in upstreams]}]
+    return json.dumps(
+        {"resources": [{"@type": kind, "cluster_name": "mcp", "endpoints": endpoints}]}
+    )
 
 
 def _listener(template: Config, name: str, guard: Guard, changes: Changes) -> Config:
@@ -100,9 +112,32 @@ def _listener(template: Config, name: str, guard: Guard, changes: Changes) -> Co
 def _set_upstreams(cluster: Config, changes: Changes) -> None:
     (locality,) = cluster["load_assignment"]["endpoints"]
     locality["lb_endpoints"] = [_endpoint(host, port) for host, port in changes.upstreams]
+    if changes.upstreams_file is not None:
+        del cluster["load_assignment"]
+        cluster["type"] = "EDS"
+        cluster["eds_cluster_config"] = {"eds_config": _file_source(changes.upstreams_file)}
+    if changes.pin_header is not None:
+        in_turn = _policy("round_robin", "RoundRobin")
+        sources = [{"header": changes.pin_header}]
+        cluster["load_balancing_policy"] = _policy(
+            "override_host", "OverrideHost", override_host_sources=sources, fallback_policy=in_turn
+        )
     if changes.upstream_http2:
         (options,) = cluster["typed_extension_protocol_options"].values()
         options["explicit_http_config"] = {"http2_protocol_options": {}}
+
+
+def _policy(name: str, message: str, **settings: Any) -> Config:
+    kind = f"type.googleapis.com/envoy.extensions.load_balancing_policies.{name}.v3.{message}"
+    config = {
+        "name": f"envoy.load_balancing_policies.{name}",
+        "typed_config": {"@type": kind, **settings},
+    }
+    return {"policies": [{"typed_extension_config": config}]}
+
+
+def _file_source(file: Path) -> Config:
+    return {"path_config_source": {"path": str(file)}, "resource_api_version": "V3"}
 
 
 def _endpoint(host: str, port: int) -> Config:

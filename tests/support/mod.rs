@@ -15,7 +15,9 @@ use std::rc::Rc;
 
 use mcp_resume_guard::budget::Budget;
 use mcp_resume_guard::config::Config;
-use mcp_resume_guard::exchange::{Exchange, Guard, LogLine, RequestStep, ResponseStep};
+use mcp_resume_guard::exchange::{
+    CloseStep, Exchange, Guard, LogLine, Origin, RequestStep, ResponseStep,
+};
 use mcp_resume_guard::ledger::{Access, Ledger};
 use mcp_resume_guard::reply::Reply;
 use mcp_resume_guard::request::Field;
@@ -30,6 +32,8 @@ pub struct Gateway<S = SharedData> {
     pub now_ms: u64,
     pub tally: Tally,
     nonces: u64,
+    /// The instance that answers from now on.
+    pub address: String,
 }
 
 /// Shared data whose compare-and-swaps can be made to fail, as they do while
@@ -53,10 +57,62 @@ impl Store for Flaky {
     }
 }
 
+/// Where a response comes from.
+pub struct Sender {
+    /// It is the upstream's own.
+    pub upstream: bool,
+    /// The instance.
+    pub address: String,
+    pub random: u64,
+}
+
+impl Sender {
+    /// The only instance that most tests have.
+    pub fn upstream(random: u64) -> Self {
+        Sender { upstream: true, address: "127.0.0.1:8000".to_owned(), random }
+    }
+}
+
+impl Origin for Sender {
+    fn is_upstream(&self) -> bool {
+        self.upstream
+    }
+
+    fn address(&self) -> Option<Vec<u8>> {
+        Some(self.address.clone().into_bytes())
+    }
+
+    fn random(&self) -> u64 {
+        self.random
+    }
+}
+
 /// An exchange that is under way.
 pub struct Running {
     exchange: Exchange,
     pub step: ResponseStep,
+    /// What went on to the client of the body.
+    pub delivered: Vec<u8>,
+    /// The stream was cut, and is to be reset.
+    pub reset: bool,
+    /// Faults of the replay, as they were told.
+    pub found: Vec<LogLine>,
+}
+
+impl Running {
+    /// What went on to the client, as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.delivered).into_owned()
+    }
+}
+
+/// How an exchange ended: the client's view of the whole body, what was found
+/// (rulings as text), and the result and the action of the replay.
+pub struct Ended {
+    pub text: String,
+    pub reset: bool,
+    pub found: Vec<String>,
+    pub replay: Option<(&'static str, &'static str)>,
 }
 
 /// What a request led to.
@@ -110,6 +166,7 @@ impl<S: Store> Gateway<S> {
             now_ms: 1_000_000,
             tally: Tally::default(),
             nonces: 0,
+            address: "127.0.0.1:8000".to_owned(),
         }
     }
 
@@ -136,11 +193,11 @@ impl<S: Store> Gateway<S> {
 
     pub fn respond(&mut self, mut exchange: Exchange, list: &[(&str, &str)]) -> Running {
         self.nonces += 1;
-        let nonce = self.nonces;
+        let origin =
+            Sender { upstream: true, address: self.address.clone(), random: self.nonces };
         let list = fields(list);
-        let step =
-            self.with(|guard, at| exchange.response(guard, at, &list, false, || true, || nonce));
-        Running { exchange, step }
+        let step = self.with(|guard, at| exchange.response(guard, at, &list, false, &origin));
+        Running { exchange, step, delivered: Vec::new(), reset: false, found: Vec::new() }
     }
 
     fn pass(&mut self, list: &[(&str, &str)]) -> Exchange {
@@ -226,7 +283,14 @@ impl<S: Store> Gateway<S> {
     }
 
     pub fn send(&mut self, running: &mut Running, text: &str) {
-        self.with(|guard, at| running.exchange.response_body(guard, at, text.as_bytes()));
+        self.send_bytes(running, text.as_bytes());
+    }
+
+    pub fn send_bytes(&mut self, running: &mut Running, bytes: &[u8]) {
+        let step = self.with(|guard, at| running.exchange.response_body(guard, at, bytes));
+        running.delivered.extend(step.replace.unwrap_or_else(|| bytes.to_vec()));
+        running.reset |= step.reset;
+        running.found.extend(step.found);
     }
 
     /// Events with data and these ids.
@@ -252,13 +316,39 @@ impl<S: Store> Gateway<S> {
     }
 
     /// The response ends cleanly.
-    pub fn end(&mut self, mut running: Running) {
-        self.with(|guard, at| running.exchange.response_end(guard, at));
+    pub fn end(&mut self, running: Running) -> Ended {
+        self.end_with(running, false)
     }
 
-    /// The connection breaks.
-    pub fn abort(&mut self, mut running: Running) {
-        self.with(|guard, at| running.exchange.close(guard, at));
+    /// The same, with trailers or without.
+    pub fn end_with(&mut self, mut running: Running, trailers: bool) -> Ended {
+        let step = self.with(|guard, at| running.exchange.response_end(guard, at, trailers));
+        running.delivered.extend(step.replace.unwrap_or_default());
+        running.found.extend(step.found);
+        self.close(running, false)
+    }
+
+    /// The client goes away.
+    pub fn abort(&mut self, running: Running) -> Ended {
+        self.close(running, false)
+    }
+
+    /// The upstream breaks the stream off.
+    pub fn break_off(&mut self, running: Running) -> Ended {
+        self.close(running, true)
+    }
+
+    fn close(&mut self, mut running: Running, by_upstream: bool) -> Ended {
+        let CloseStep { outcome, found, .. } =
+            self.with(|guard, at| running.exchange.close(guard, at, || by_upstream));
+        let text = running.text();
+        running.found.extend(found);
+        Ended {
+            text,
+            reset: running.reset,
+            found: running.found.iter().map(|line| line.ruling.to_string()).collect(),
+            replay: outcome.map(|outcome| (outcome.result(), outcome.action.as_str())),
+        }
     }
 
     pub fn log_line(&mut self, session: &str, cursor: &str) -> Option<LogLine> {

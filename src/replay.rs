@@ -1,0 +1,491 @@
+//! The checks of a replay: what follows a cursor must bring what is owed.
+//!
+//! A `200` with a stream is no proof that it is the right one. The events of a
+//! resumption that was let through are compared with what the ledger had when
+//! it arrived. An id that the ledger doesn't know proves nothing, wherever it
+//! comes; and where the order of a stream isn't known for certain, nothing is
+//! claimed about it.
+
+use crate::config::{Config, Mode, ReplayAction};
+use crate::event_id::EventId;
+use crate::fingerprint::SessionFingerprint;
+use crate::jsonrpc::Calls;
+use crate::ledger::record::{Found, Ids};
+use crate::ledger::stream::{History, Stream};
+use crate::ledger::table::StreamKind;
+use crate::ledger::{Access, Ledger};
+use crate::recorder::Event;
+use crate::store::Store;
+use crate::verdict::{Action, CarriedOn, ReplayFault};
+
+/// A client that leaves sooner has not waited for what is owed.
+const PATIENCE_MS: u64 = 5_000;
+
+/// Pieces into which what is owed may fall while it comes out of order.
+const MAX_PIECES: usize = 512;
+
+/// How the connection of a resumption ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The upstream ended it.
+    Upstream,
+    /// Somebody else did, mostly the client.
+    Other,
+}
+
+/// What a replay came to, once the connection is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// The worst that was found.
+    pub fault: Option<ReplayFault>,
+    /// What was done about it.
+    pub action: Action,
+    /// All that was owed has come, or nothing was.
+    pub complete: bool,
+}
+
+impl Outcome {
+    /// Its name in the metric.
+    pub const fn result(&self) -> &'static str {
+        match self.fault {
+            Some(fault) => fault.as_str(),
+            None if self.complete => "complete",
+            None => "unchecked",
+        }
+    }
+}
+
+/// The check of one resumption's answer.
+pub struct Replay {
+    /// Whose resumption it is; `None`: nothing can be checked.
+    session: Option<SessionFingerprint>,
+    since_ms: u64,
+    /// The stream that the cursor stands on, if that is known.
+    stream: Option<Placed>,
+    /// An event with data has come.
+    came: bool,
+    /// The calls that were answered here.
+    answered: Vec<u64>,
+    found: Option<(ReplayFault, Action)>,
+}
+
+struct Placed {
+    cursor: EventId,
+    /// The stream as it was when the resumption arrived.
+    stream: Stream,
+    /// The cursor may stand on another stream.
+    uncertain: bool,
+    /// What is owed, where the order is known.
+    order: Option<Order>,
+}
+
+struct Order {
+    owed: Owed,
+    /// Where the cursor stands.
+    cursor: Found,
+    /// The one sequence of all ids, if it never fell.
+    rising: Option<u64>,
+}
+
+/// The session's history as it is now, read when somebody asks for it.
+#[derive(Default)]
+pub struct Current(Option<Option<History>>);
+
+impl Current {
+    fn history<S: Store>(
+        &mut self,
+        ledger: &Ledger,
+        at: &Access<'_, S>,
+        session: SessionFingerprint,
+    ) -> Option<&History> {
+        self.0.get_or_insert_with(|| ledger.history(at, session)).as_ref()
+    }
+}
+
+/// What the guard finds in an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finding {
+    /// Nothing that is wrong.
+    Nothing,
+    /// An owed id has come a second time.
+    Twice,
+    /// A fault.
+    Fault(ReplayFault),
+}
+
+impl Replay {
+    /// A replay of which nothing can be checked.
+    pub fn unchecked() -> Self {
+        Replay {
+            session: None,
+            since_ms: 0,
+            stream: None,
+            came: false,
+            answered: Vec::new(),
+            found: None,
+        }
+    }
+
+    /// The check of an answer that begins now, to a resumption that carries on
+    /// a stream, if that is known.
+    pub fn new(session: SessionFingerprint, since_ms: u64, carried: Option<CarriedOn>) -> Self {
+        let stream = carried.filter(|carried| carried.stream.kind != StreamKind::Unplaced);
+        Replay {
+            session: Some(session),
+            since_ms,
+            stream: stream.map(|carried| {
+                let uncertain = carried.uncertain || carried.ambiguous;
+                Placed {
+                    order: Order::of(&carried).filter(|_| !uncertain),
+                    cursor: carried.cursor,
+                    stream: carried.stream,
+                    uncertain,
+                }
+            }),
+            ..Replay::unchecked()
+        }
+    }
+
+    /// What is wrong with the next event, the worst of it.
+    pub(crate) fn see<S: Store>(
+        &mut self,
+        ledger: &Ledger,
+        at: &Access<'_, S>,
+        current: &mut Current,
+        event: &Event,
+    ) -> Finding {
+        let is_first = event.data && !std::mem::replace(&mut self.came, true);
+        let finding = match (&event.id, self.session) {
+            (Some(id), Some(session)) => {
+                let known =
+                    self.stream.as_mut().and_then(|s| s.see_known(id, event.data, is_first));
+                // Else the stream didn't have it when the resumption arrived.
+                known.unwrap_or_else(|| self.see_new(ledger, at, session, current, id, event))
+            }
+            _ => Finding::Nothing,
+        };
+        if !matches!(finding, Finding::Fault(_)) {
+            self.answered.extend(&event.answers);
+        }
+        finding
+    }
+
+    fn see_new<S: Store>(
+        &self,
+        ledger: &Ledger,
+        at: &Access<'_, S>,
+        session: SessionFingerprint,
+        current: &mut Current,
+        id: &EventId,
+        event: &Event,
+    ) -> Finding {
+        if ledger.is_of_another(at, id, Some(session), Some(self.since_ms)) {
+            let own = current.history(ledger, at, session);
+            if !own.is_some_and(|own| own.streams.iter().any(|stream| stream.has(id))) {
+                return Finding::Fault(ReplayFault::ForeignSession);
+            }
+        }
+        let Some(placed) = self.stream.as_ref().filter(|_| event.data) else {
+            return Finding::Nothing;
+        };
+        let history = current.history(ledger, at, session);
+        if history.is_some_and(|history| placed.is_of_another(history, id, event)) {
+            return Finding::Fault(ReplayFault::ForeignStream);
+        }
+        match &placed.order {
+            Some(order) if order.is_passed_over(&placed.stream, id) => {
+                Finding::Fault(ReplayFault::Gap)
+            }
+            _ => Finding::Nothing,
+        }
+    }
+
+    /// Notes a fault and what was done about it. Whether it is worse than what
+    /// was found before.
+    pub fn note(&mut self, fault: ReplayFault, action: Action) -> bool {
+        let is_worse = self.found.is_none_or(|(known, _)| fault > known);
+        if is_worse || action == Action::Cut {
+            self.found = Some((fault, action));
+        }
+        is_worse
+    }
+
+    /// An owed id came twice with data: nothing is said of the order any more.
+    pub fn give_up_order(&mut self) {
+        if let Some(placed) = &mut self.stream {
+            placed.order = None;
+        }
+    }
+
+    /// The calls that were answered here.
+    pub fn answered(&self) -> &[u64] {
+        &self.answered
+    }
+
+    /// The number of the stream.
+    pub fn stream(&self) -> Option<u32> {
+        self.stream.as_ref().map(|placed| placed.stream.number)
+    }
+
+    /// The index of an id in the stream's rising sequence.
+    pub fn rising_index(&self, id: &EventId) -> Option<u64> {
+        let sequence = self.stream.as_ref()?.order.as_ref()?.rising?;
+        index_in(sequence, id)
+    }
+
+    /// The connection is over. Gives what it came to, and the fault in it that
+    /// is found only now.
+    pub fn finish(&mut self, now_ms: u64, end: End) -> (Outcome, Option<ReplayFault>) {
+        let late = self.found_at_end(now_ms, end);
+        let late = late.filter(|fault| self.note(*fault, Action::Passed));
+        let order = self.stream.as_ref().and_then(|placed| placed.order.as_ref());
+        let complete = order.is_some_and(|order| order.owed.is_empty());
+        let (fault, action) = match self.found {
+            Some((fault, action)) => (Some(fault), action),
+            None => (None, Action::Passed),
+        };
+        (Outcome { fault, action, complete }, late)
+    }
+
+    fn found_at_end(&self, now_ms: u64, end: End) -> Option<ReplayFault> {
+        let placed = self.stream.as_ref()?;
+        let order = placed.order.as_ref().filter(|order| !order.owed.is_empty())?;
+        let waited_ms = now_ms.saturating_sub(self.since_ms);
+        if !self.came {
+            let is_empty = end == End::Upstream || waited_ms >= PATIENCE_MS;
+            return is_empty.then_some(ReplayFault::Empty);
+        }
+        let is_decided = end == End::Upstream || placed.is_answered(&self.answered);
+        (is_decided && order.owed.are_passed_over()).then_some(ReplayFault::Gap)
+    }
+}
+
+impl Placed {
+    /// What an id tells that the stream had; `None` if it had it not, as far
+    /// as is known.
+    fn see_known(&mut self, id: &EventId, data: bool, is_first: bool) -> Option<Finding> {
+        let found = self.stream.find_entry(id);
+        let Some(order) = &mut self.order else {
+            return self.stream.has(id).then_some(Finding::Nothing);
+        };
+        let Some(found) = found else {
+            // What has left the window is old, or may be.
+            let may_have_had = self.stream.records.iter().any(|r| r.may_have_evicted(id));
+            return may_have_had.then_some(Finding::Nothing);
+        };
+        if !data || !found.data {
+            return Some(Finding::Nothing);
+        }
+        let is_cursor = found.behind == order.cursor.behind;
+        Some(match order.owed.take(id) {
+            Some(Taken::OutOfOrder) if order.rising.is_some() => Finding::Fault(ReplayFault::Gap),
+            Some(_) => Finding::Nothing,
+            // rmcp replays inclusively.
+            None if is_cursor && is_first => Finding::Nothing,
+            None if order.owed.ever_had(found.owed) => Finding::Twice,
+            // Ids without data are sent whenever a connection begins: what
+            // stands before one isn't certain.
+            None if order.cursor.data => Finding::Fault(ReplayFault::Repeated),
+            None => Finding::Nothing,
+        })
+    }
+
+    /// Whether an id was issued on another stream of the session only.
+    ///
+    /// Sequences that every stream counts for itself have the same ids, so one
+    /// that isn't distinctive has to be known better.
+    fn is_of_another(&self, history: &History, id: &EventId, event: &Event) -> bool {
+        let own = |stream: &&Stream| stream.number == self.stream.number;
+        let is_answer = matches!(self.stream.calls(), Calls::Known(calls)
+            if calls.iter().any(|call| event.answers.contains(&call.id)));
+        let may_be_own = history.unreadable
+            || history.streams.iter().filter(own).any(|stream| stream.has(id))
+            || self.stream.records.iter().any(|record| record.may_have_evicted(id));
+        if is_answer || may_be_own || self.uncertain {
+            return false;
+        }
+        let mut others = history.streams.iter().filter(|stream| {
+            !own(stream) && stream.kind != StreamKind::Unplaced && stream.has_with_data(id)
+        });
+        let Some(other) = others.next() else { return false };
+        id.index_key().is_some()
+            || (history.session.complete
+                && !history.session.evicted_keys.may_have(id)
+                && other.records.iter().all(|record| !record.evicted))
+    }
+
+    /// Whether the last answer that was pending has come here.
+    fn is_answered(&self, answered: &[u64]) -> bool {
+        !self.stream.pending(&self.cursor, &[]).is_empty()
+            && self.stream.pending(&self.cursor, answered).is_empty()
+    }
+}
+
+impl Order {
+    fn of(carried: &CarriedOn) -> Option<Self> {
+        let cursor = carried.stream.find_entry(&carried.cursor)?;
+        let owed = carried.stream.owed_behind(&carried.cursor)?;
+        Some(Order { owed: Owed::new(owed), cursor, rising: carried.stream.rising_sequence() })
+    }
+
+    /// Whether an id that is new passes over what is owed: it is of the same
+    /// sequence, and past all of that.
+    fn is_passed_over(&self, stream: &Stream, id: &EventId) -> bool {
+        let index = self.rising.and_then(|sequence| index_in(sequence, id));
+        index.is_some() && index > stream.highest_index() && !self.owed.is_empty()
+    }
+}
+
+fn index_in(sequence: u64, id: &EventId) -> Option<u64> {
+    id.places.iter().flatten().find(|place| place.sequence == sequence).map(|place| place.index)
+}
+
+/// Whether a fault of a replay is told or cut.
+fn action(config: &Config, fault: ReplayFault) -> ReplayAction {
+    match fault {
+        _ if config.mode == Mode::Observe => ReplayAction::Report,
+        ReplayFault::Gap => config.replay.gap,
+        ReplayFault::ForeignSession => config.replay.foreign_session,
+        ReplayFault::ForeignStream => config.replay.foreign_stream,
+        ReplayFault::Repeated => config.replay.repeated,
+        ReplayFault::Empty => ReplayAction::Report,
+    }
+}
+
+/// An event has brought this fault: what is done about it. `can_cut`: it is
+/// still in the guard's hands.
+pub fn judge(config: &Config, fault: ReplayFault, can_cut: bool) -> Action {
+    if can_cut && action(config, fault) == ReplayAction::Cut { Action::Cut } else { Action::Passed }
+}
+
+/// Whether a fault may lead to a cut, so that events have to be held until
+/// they are complete.
+pub fn may_cut(config: &Config) -> bool {
+    ReplayFault::ALL.into_iter().any(|fault| action(config, fault) == ReplayAction::Cut)
+}
+
+/// The ids with data that have to follow a cursor, and haven't yet.
+struct Owed {
+    /// In their order, each with the number of those behind its last.
+    pieces: Vec<(Ids, u64)>,
+    /// All that there were.
+    total: u64,
+    /// The number of those behind the furthest that has come.
+    furthest: Option<u64>,
+    /// They came in such a disorder that it isn't followed any more.
+    is_lost: bool,
+}
+
+/// An id that was owed has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    /// It was the next.
+    InOrder,
+    /// Others that come before it haven't come.
+    OutOfOrder,
+}
+
+impl Owed {
+    fn new(pieces: Vec<(Ids, u64)>) -> Self {
+        let total = pieces.first().map_or(0, |(ids, behind)| behind.saturating_add(ids.count()));
+        Owed { pieces, total, furthest: None, is_lost: false }
+    }
+
+    /// Whether all have come.
+    fn is_empty(&self) -> bool {
+        self.pieces.is_empty() && !self.is_lost
+    }
+
+    /// Whether an id with so many behind it was among them.
+    fn ever_had(&self, behind: u64) -> bool {
+        behind < self.total
+    }
+
+    /// Whether one came, and one before it didn't.
+    fn are_passed_over(&self) -> bool {
+        let furthest = self.furthest.unwrap_or(u64::MAX);
+        self.pieces.iter().any(|(_, behind)| *behind > furthest)
+    }
+
+    /// An id has come. `None` if it wasn't owed, or not any more.
+    fn take(&mut self, id: &EventId) -> Option<Taken> {
+        let find = |(at, (ids, behind)): (usize, &(Ids, u64))| {
+            ids.find(id).map(|later| (at, *ids, *behind, later))
+        };
+        let (at, ids, behind, later) = self.pieces.iter().enumerate().find_map(find)?;
+        let place = behind.saturating_add(later);
+        self.furthest = Some(self.furthest.map_or(place, |furthest| furthest.min(place)));
+        let mut rest = Vec::new();
+        let mut is_first = at == 0;
+        if let Ids::Range { sequence, first, last } = ids {
+            let index = last.saturating_sub(later);
+            if index > first {
+                is_first = false;
+                let before = Ids::Range { sequence, first, last: index.saturating_sub(1) };
+                rest.push((before, place.saturating_add(1)));
+            }
+            if later > 0 {
+                rest.push((Ids::Range { sequence, first: index.saturating_add(1), last }, behind));
+            }
+        }
+        self.pieces.splice(at..=at, rest);
+        if self.pieces.len() > MAX_PIECES {
+            self.is_lost = true;
+            self.pieces.clear();
+        }
+        Some(if is_first { Taken::InOrder } else { Taken::OutOfOrder })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fingerprint::Secret;
+    use crate::ledger::record::Record;
+
+    fn id(text: &str) -> EventId {
+        EventId::new(&Secret::new([1; 16]), text.as_bytes()).unwrap()
+    }
+
+    fn owed(ids: &[&str], cursor: &str) -> Owed {
+        let mut record = Record::new(7, 0);
+        for text in ids {
+            record.push(&id(text), true, 64, 5);
+        }
+        let (mut elements, mut count) = (Vec::new(), 0);
+        assert!(record.push_owed(Some(&id(cursor)), &mut count, &mut elements));
+        elements.reverse();
+        Owed::new(elements)
+    }
+
+    #[test]
+    fn what_is_owed_comes_once_and_in_any_order() {
+        let ids = ["s_0", "s_1", "s_2", "s_3", "s_4", "s_5", "a-b", "c-d"];
+        let mut owed = owed(&ids, "s_1");
+        assert_eq!(owed.total, 6);
+        assert_eq!(owed.take(&id("s_1")), None);
+        assert_eq!(owed.take(&id("s_2")), Some(Taken::InOrder));
+        assert_eq!(owed.take(&id("s_2")), None);
+        assert_eq!(owed.take(&id("s_4")), Some(Taken::OutOfOrder));
+        assert!(owed.are_passed_over());
+        assert_eq!(owed.take(&id("s_3")), Some(Taken::InOrder));
+        assert!(!owed.are_passed_over());
+        assert_eq!(owed.take(&id("c-d")), Some(Taken::OutOfOrder));
+        assert!(owed.are_passed_over());
+        assert_eq!(owed.take(&id("s_5")), Some(Taken::InOrder));
+        assert_eq!(owed.take(&id("a-b")), Some(Taken::InOrder));
+        assert!(owed.is_empty() && !owed.are_passed_over());
+    }
+
+    #[test]
+    fn disorder_is_bounded() {
+        let ids: Vec<String> = (0..4_000).map(|n| format!("s_{n}")).collect();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let mut owed = owed(&ids, "s_0");
+        for n in (2..4_000).step_by(2) {
+            owed.take(&id(&format!("s_{n}")));
+            assert!(owed.pieces.len() <= MAX_PIECES);
+        }
+        assert!(!owed.is_empty() && !owed.are_passed_over());
+    }
+}
