@@ -193,8 +193,7 @@ impl<S: Store> Gateway<S> {
 
     pub fn respond(&mut self, mut exchange: Exchange, list: &[(&str, &str)]) -> Running {
         self.nonces += 1;
-        let origin =
-            Sender { upstream: true, address: self.address.clone(), random: self.nonces };
+        let origin = Sender { upstream: true, address: self.address.clone(), random: self.nonces };
         let list = fields(list);
         let step = self.with(|guard, at| exchange.response(guard, at, &list, false, &origin));
         Running { exchange, step, delivered: Vec::new(), reset: false, found: Vec::new() }
@@ -222,10 +221,16 @@ impl<S: Store> Gateway<S> {
 
     /// A POST with this body, answered with an event stream.
     pub fn post(&mut self, session: &str, body: &str) -> Running {
+        let exchange = self.post_unanswered(session, body);
+        self.respond(exchange, &[(":status", "200"), ("content-type", "text/event-stream")])
+    }
+
+    /// A POST that has passed, body and all, and isn't answered yet.
+    pub fn post_unanswered(&mut self, session: &str, body: &str) -> Exchange {
         let mut exchange =
             self.pass(&[(":method", "POST"), (":path", "/mcp"), ("mcp-session-id", session)]);
         self.with(|guard, at| exchange.request_body(guard, at, body.as_bytes(), true));
-        self.respond(exchange, &[(":status", "200"), ("content-type", "text/event-stream")])
+        exchange
     }
 
     /// A POST of the request with this JSON-RPC id.
