@@ -29,7 +29,8 @@ use crate::verdict::{Ruling, Verdict};
 /// A body is read in pieces, so that a large chunk doesn't grow the VM.
 const PIECE: usize = 64 * 1024;
 
-/// What the bodies of a worker's POSTs hold together, at the most.
+/// What the bodies of a worker's POSTs, and events that aren't complete, hold
+/// together at the most.
 const BODY_BUDGET: usize = 64 * 1024 * 1024;
 
 /// A stream that was cut is reset so much later, when its last word is on its
@@ -60,12 +61,12 @@ impl Store for SharedData {
     }
 }
 
-/// Milliseconds of the host's monotonic clock, the same for all workers.
-fn now_ms() -> u64 {
+/// Microseconds of the host's monotonic clock, the same for all workers.
+fn now_us() -> u64 {
     #[allow(unsafe_code, reason = "a WASI call without pointers of ours")]
     // SAFETY: the call has no preconditions.
     let nanoseconds = unsafe { wasip1::clock_time_get(wasip1::CLOCKID_MONOTONIC, 1) };
-    nanoseconds.unwrap_or(0) / 1_000_000
+    nanoseconds.unwrap_or(0) / 1_000
 }
 
 /// Bytes from the host's cryptographic source.
@@ -121,7 +122,9 @@ struct Worker {
 impl Worker {
     fn with<T>(&self, work: impl FnOnce(&Guard, &mut Access<'_, SharedData>) -> T) -> T {
         let mut tally = Tally::default();
-        let mut access = Access { store: &SharedData, now_ms: now_ms(), tally: &mut tally };
+        let now_us = now_us();
+        let now_ms = now_us / 1_000;
+        let mut access = Access { store: &SharedData, now_ms, now_us, tally: &mut tally };
         let result = work(&self.guard, &mut access);
         for (name, amount) in tally.counts() {
             if amount > 0 {
@@ -274,7 +277,7 @@ impl Stream {
             count(&resumptions_metric(ruling), 1);
         }
         let Some(line) = line else { return };
-        let permit = self.worker.log_limit.borrow_mut().ask(now_ms());
+        let permit = self.worker.log_limit.borrow_mut().ask(now_us() / 1_000);
         if permit != LogPermit::Suppressed {
             match line.ruling.verdict {
                 Verdict::Inconsistent(_) => warn!("{line}{permit}"),

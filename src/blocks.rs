@@ -77,8 +77,9 @@ mod tests {
             let mut rest = *chunk;
             while !rest.is_empty() {
                 let (len, complete) = blocks.next(rest.as_bytes());
-                block.push_str(&rest[..len]);
-                rest = &rest[len..];
+                let (part, tail) = rest.split_at(len);
+                block.push_str(part);
+                rest = tail;
                 if complete {
                     all.push(std::mem::take(&mut block));
                 } else {

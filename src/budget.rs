@@ -1,7 +1,7 @@
 //! A bound on what many hold together.
 //!
-//! Each POST may be read up to its own limit, but tens of thousands at once
-//! would take all of a VM's memory.
+//! Each POST may be read up to its own limit, and each event held, but tens of
+//! thousands at once would take all of a VM's memory.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -45,10 +45,17 @@ impl Held {
     }
 }
 
+impl Held {
+    /// Gives all of it back.
+    pub fn shrink(&mut self) {
+        let left = &self.budget.left;
+        left.set(left.get().saturating_add(std::mem::take(&mut self.bytes)));
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
-        let left = &self.budget.left;
-        left.set(left.get().saturating_add(self.bytes));
+        self.shrink();
     }
 }
 

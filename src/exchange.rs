@@ -39,7 +39,8 @@ pub struct Guard {
     pub config: Config,
     /// Where it is kept.
     pub ledger: Ledger,
-    /// What the bodies of all POSTs that are under way may hold together.
+    /// What the bodies of all POSTs that are under way, and the events that
+    /// aren't complete, may hold together.
     pub body_budget: Budget,
 }
 
@@ -144,6 +145,35 @@ enum Body {
     Whole(Calls, SentIds),
 }
 
+impl Gate {
+    fn new(budget: &Budget) -> Self {
+        Gate {
+            blocks: Blocks::default(),
+            held: Vec::new(),
+            budget: budget.hold(),
+            passing: false,
+            is_shut: false,
+        }
+    }
+
+    /// Takes some of an event. Whether it is to be looked at now: it is
+    /// complete, or too long to be held.
+    fn take(&mut self, part: &[u8], is_complete: bool) -> bool {
+        self.held.extend_from_slice(part);
+        let len = self.held.len();
+        let is_held = len <= HELD_LIMIT && (is_complete || self.budget.grow_to(len));
+        self.passing |= !is_held;
+        is_complete || self.passing
+    }
+
+    /// It has gone out.
+    fn release(&mut self, is_complete: bool) {
+        self.held.clear();
+        self.passing &= !is_complete;
+        self.budget.shrink();
+    }
+}
+
 /// An exchange.
 pub struct Exchange {
     method: Method,
@@ -175,10 +205,10 @@ pub struct Exchange {
 }
 
 /// Holds an event until it is complete.
-#[derive(Default)]
 struct Gate {
     blocks: Blocks,
     held: Vec<u8>,
+    budget: Held,
     /// The event is too long, and passes.
     passing: bool,
     /// The stream was cut: nothing passes any more.
@@ -311,8 +341,8 @@ impl Exchange {
     /// is resumed, or else the session's.
     fn owner_address<'a>(&self, session: &'a Session) -> Option<&'a str> {
         let stream = self.resumed.as_ref().map(|carried| carried.stream.number);
-        let of_stream = stream.and_then(|stream| session.address(session.stream_owner(stream)));
-        of_stream.or_else(|| session.address(session.owner))
+        let of_stream = stream.and_then(|stream| session.stream_owner(stream));
+        session.address(of_stream.or(session.owner))
     }
 
     /// Whether the calls that are pending for the cursor are settled instead
@@ -518,14 +548,14 @@ impl Exchange {
             request::limit(&guard.config),
             calls,
         )
-        .sent_by(self.instance.clone(), at.now_ms);
+        .sent_by(self.instance.clone(), at.now_us);
         if self.ruling.is_some() {
             let carried = self.resumed.take();
             if let Some(carried) = &carried {
                 recorder = recorder.resumes(carried);
             }
-            self.replay = Some(Replay::new(session, at.now_ms, carried));
-            self.gate = replay::may_cut(&guard.config).then(Gate::default);
+            self.replay = Some(Replay::new(session, at.now_us, carried));
+            self.gate = replay::may_cut(&guard.config).then(|| Gate::new(&guard.body_budget));
         }
         self.recorder = Some(recorder);
         step.body = true;
@@ -560,30 +590,30 @@ impl Exchange {
         }
         let instance = self.instance.as_ref();
         let carried = self.resumed.as_ref();
-        let is_settled = carried.is_some_and(|carried| {
-            let owners = carried.owners.as_deref().unwrap_or_default();
-            !carried.was_cut
-                && !owners.is_empty()
-                && owners.iter().all(|owner| instance.is_none_or(|new| new.id == *owner))
-        });
-        if !is_settled {
+        let moved_to = instance.filter(|_| self.is_moved());
+        if moved_to.is_some() || carried.is_none_or(|carried| carried.was_cut) {
             let stream = carried.map(|carried| carried.stream.number);
-            guard.ledger.carry_on(at, session, stream, &cursor, instance);
+            guard.ledger.carry_on(at, session, stream, &cursor, moved_to);
         }
         false
     }
 
+    /// Whether another instance answers than any that issued the cursor.
+    fn is_moved(&self) -> bool {
+        let (Some(instance), Some(carried)) = (&self.instance, &self.resumed) else { return false };
+        let differs = |owners: &Vec<_>| owners.iter().all(|owner| instance.id.differs_from(*owner));
+        !carried.uncertain && carried.owners.as_ref().is_some_and(differs)
+    }
+
     /// The verdict where another instance answers than the stream's owner.
     fn owner_verdict(&self, guard: &Guard, verdict: Verdict) -> Option<Verdict> {
-        let (instance, carried) = (self.instance.as_ref()?, self.resumed.as_ref()?);
-        let owners = carried.owners.as_ref().filter(|_| !carried.uncertain)?;
         let passed_by_policy = |fault| policy(&guard.config, fault) == ReasonPolicy::Pass;
         let is_open = match verdict {
             Verdict::Continue => true,
             Verdict::Unverified(_) => false,
             Verdict::Inconsistent(fault) => passed_by_policy(fault),
         };
-        if owners.contains(&instance.id) || !is_open {
+        if !is_open || !self.is_moved() {
             return None;
         }
         match guard.config.replay_buffer {
@@ -670,9 +700,7 @@ impl Exchange {
             let (len, is_complete) = gate.blocks.next(rest);
             let (part, tail) = rest.split_at_checked(len).unwrap_or((rest, &[]));
             rest = tail;
-            gate.held.extend_from_slice(part);
-            gate.passing |= gate.held.len() > HELD_LIMIT;
-            if !is_complete && !gate.passing {
+            if !gate.take(part, is_complete) {
                 break;
             }
             let Some(recorder) = &mut self.recorder else { break };
@@ -682,8 +710,7 @@ impl Exchange {
                 batch.append(read);
                 out.append(&mut gate.held);
             }
-            gate.passing &= !is_complete;
-            gate.held.clear();
+            gate.release(is_complete);
         }
         self.keep(guard, at, batch);
         if let Some((fault, id)) = cut {
@@ -768,7 +795,8 @@ impl Exchange {
                 }
             }
             let index = id.and_then(|id| Some((id.whole, replay.rising_index(&id)?)));
-            match (&self.instance, fault, replay.stream(), index) {
+            let instance = self.instance.as_ref().filter(|instance| instance.id.is_told());
+            match (instance, fault, replay.stream(), index) {
                 (None, ..) => {}
                 (Some(instance), ReplayFault::Gap, Some(stream), Some((id, index))) => {
                     let floor = Floor { stream, owner: instance.id, id, index };
@@ -844,7 +872,7 @@ impl Exchange {
         let mut step = CloseStep { count: self.take_uncounted(), ..CloseStep::default() };
         if let Some(mut replay) = self.replay.take() {
             let end = if self.ended || ended_by_upstream() { End::Upstream } else { End::Other };
-            let (outcome, late) = replay.finish(at.now_ms, end);
+            let (outcome, late) = replay.finish(at.now_us, end);
             step.found = late.map(|fault| self.found(fault, Action::Passed));
             step.outcome = Some(outcome);
         }

@@ -103,6 +103,11 @@ impl Calls {
         Calls::Known(ours.iter().zip(theirs).map(first_answer).collect())
     }
 
+    /// Whether one of these fingerprints is a call's.
+    pub fn has_any(&self, ids: &[u64]) -> bool {
+        matches!(self, Calls::Known(calls) if calls.iter().any(|call| ids.contains(&call.id)))
+    }
+
     /// Whether it is known that every answer has come.
     pub fn all_answered(&self) -> bool {
         matches!(self, Calls::Known(calls) if calls.iter().all(|call| call.answered_at > 0))

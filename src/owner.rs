@@ -8,20 +8,62 @@
 use std::num::NonZeroU32;
 
 use crate::config::Config;
+use crate::event_id::trim;
 use crate::fingerprint::{Role, Secret};
 use crate::request::Field;
 
 /// The longest address that is kept: an IPv6 address and a port, in text.
 const MAX_ADDRESS_BYTES: usize = 47;
 
-/// The fingerprint of an instance. Two that are the same by chance (one pair in
-/// four billion) only make the guard miss a change of the owner.
+/// Bits of an [`OwnerId`] that tell the instance; those above tell how.
+const VALUE_BITS: u32 = 20;
+
+/// The fingerprint of an instance, together with how it was told: what was told
+/// in two ways (by another configuration) can't be compared. Two instances that
+/// are the same by chance (one pair in a million) only make the guard miss a
+/// change of the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnerId(NonZeroU32);
 
+/// How an instance is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told<'a> {
+    /// It isn't: it could be any.
+    Not,
+    ByAddress,
+    ByHeader(&'a str),
+}
+
 impl OwnerId {
-    fn new(fingerprint: u64) -> Self {
-        OwnerId(NonZeroU32::new(fingerprint as u32).unwrap_or(NonZeroU32::MIN))
+    /// The ways below this one have no header.
+    const FIRST_HEADER: u32 = 3;
+
+    fn new(secret: &Secret, told: Told<'_>, value: &[u8]) -> Self {
+        const WAYS: u32 = (1 << (u32::BITS - VALUE_BITS)) - OwnerId::FIRST_HEADER;
+        let (way, role) = match told {
+            Told::Not => (1, Role::Address),
+            Told::ByAddress => (2, Role::Address),
+            Told::ByHeader(name) => {
+                let name = secret.text(Role::Configuration, name.as_bytes()) as u32;
+                (Self::FIRST_HEADER.saturating_add(name % WAYS), Role::Identity)
+            }
+        };
+        let value = (secret.text(role, value) as u32) >> (u32::BITS - VALUE_BITS);
+        OwnerId(NonZeroU32::new((way << VALUE_BITS) | value).unwrap_or(NonZeroU32::MIN))
+    }
+
+    fn way(self) -> u32 {
+        self.0.get() >> VALUE_BITS
+    }
+
+    /// Whether it is told from others.
+    pub fn is_told(self) -> bool {
+        self.way() > 1
+    }
+
+    /// Whether these are two instances for certain.
+    pub fn differs_from(self, other: OwnerId) -> bool {
+        self.is_told() && self.way() == other.way() && self != other
     }
 
     /// As it is kept; 0 is nobody.
@@ -46,8 +88,9 @@ pub struct Instance {
 
 impl Instance {
     /// The instance that sent an answer with these header fields, from this
-    /// address; `None` if it can't be told. Where an identity is configured,
-    /// an answer without one, or with several, is nobody's: an address is none.
+    /// address. Where an identity is configured, an answer without one, or with
+    /// several, can be any instance's: an address is no identity. But it is
+    /// where the session can be pinned to.
     pub fn of_answer(
         config: &Config,
         secret: &Secret,
@@ -55,35 +98,33 @@ impl Instance {
         address: impl FnOnce() -> Option<Vec<u8>>,
     ) -> Option<Self> {
         let pins = config.owner.pin_header.is_some();
-        match &config.owner.identity_header {
-            Some(header) => {
-                let mut values = fields.iter().filter(|(name, _)| name == header.as_str());
-                let (_, identity) = values.next()?;
-                if identity.is_empty() || values.any(|(_, other)| other != identity) {
-                    return None;
-                }
-                let address = if pins { address() } else { None };
-                Some(Instance {
-                    id: OwnerId::new(secret.text(Role::Identity, identity)),
-                    address: address.and_then(pinnable),
-                })
-            }
-            None => {
-                let address = address().filter(|address| !address.is_empty())?;
-                Some(Instance {
-                    id: OwnerId::new(secret.text(Role::Address, &address)),
-                    address: if pins { pinnable(address) } else { None },
-                })
-            }
+        let identity = config.owner.identity_header.as_ref().map(|header| {
+            let mut values = fields.iter().filter(|(name, _)| name == header.as_str());
+            let value = values.next().map(|(_, value)| trim(value)).unwrap_or_default();
+            let is_one = !value.is_empty() && values.all(|(_, other)| trim(other) == value);
+            (Told::ByHeader(header.as_str()), is_one.then_some(value))
+        });
+        if let (Some((told, Some(value))), false) = (identity, pins) {
+            return Some(Instance { id: OwnerId::new(secret, told, value), address: None });
         }
+        let address = address().filter(|address| !address.is_empty())?;
+        let (told, value) = match identity {
+            Some((told, Some(value))) => (told, value),
+            Some((_, None)) => (Told::Not, address.as_slice()),
+            None => (Told::ByAddress, address.as_slice()),
+        };
+        Some(Instance {
+            id: OwnerId::new(secret, told, value),
+            address: if pins { pinnable(&address) } else { None },
+        })
     }
 }
 
 /// An address that a request can be pinned to: `ip:port`, no socket's path.
-fn pinnable(address: Vec<u8>) -> Option<String> {
-    let text = String::from_utf8(address).ok()?;
+fn pinnable(address: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(address).ok()?;
     let allowed = |byte: u8| byte.is_ascii_hexdigit() || b".:[]".contains(&byte);
-    (text.len() <= MAX_ADDRESS_BYTES && text.bytes().all(allowed)).then_some(text)
+    (text.len() <= MAX_ADDRESS_BYTES && text.bytes().all(allowed)).then(|| text.to_owned())
 }
 
 /// Addresses of one session that are kept.

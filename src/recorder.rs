@@ -77,8 +77,8 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    fn ids(&self) -> impl Iterator<Item = (&EventId, bool)> {
-        self.events.iter().filter_map(|event| event.id.as_ref().map(|id| (id, event.data)))
+    fn with_ids(&self) -> impl Iterator<Item = (&EventId, &Event)> {
+        self.events.iter().filter_map(|event| event.id.as_ref().map(|id| (id, event)))
     }
 
     /// Appends what came next.
@@ -133,8 +133,10 @@ pub struct Recorder {
     repeats: bool,
     /// Who issues the events.
     instance: Option<Instance>,
-    /// When the answer began, in milliseconds.
-    since_ms: u64,
+    /// The stream that others own and that this one, unasked, brings too.
+    of_others: Option<u32>,
+    /// When the answer began, in microseconds.
+    since_us: u64,
     /// Answers are read although none is awaited: the client may have missed
     /// them.
     reads_answers: bool,
@@ -190,7 +192,8 @@ impl Recorder {
             unordered: false,
             repeats: false,
             instance: None,
-            since_ms: 0,
+            of_others: None,
+            since_us: 0,
             reads_answers: false,
             reuse_checked: false,
             noted: None,
@@ -211,9 +214,9 @@ impl Recorder {
     }
 
     /// Who sends the stream, and since when.
-    pub fn sent_by(mut self, instance: Option<Instance>, since_ms: u64) -> Self {
+    pub fn sent_by(mut self, instance: Option<Instance>, since_us: u64) -> Self {
         self.instance = instance;
-        self.since_ms = since_ms;
+        self.since_us = since_us;
         self
     }
 
@@ -327,7 +330,7 @@ impl Recorder {
         });
         self.saw_event |= saw_event;
         self.saw_data |= batch.data;
-        self.saw_id |= batch.unreturnable || batch.ids().next().is_some();
+        self.saw_id |= batch.unreturnable || batch.with_ids().next().is_some();
         batch
     }
 
@@ -335,11 +338,14 @@ impl Recorder {
     pub(crate) fn keep<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: Batch) {
         let before = self.ordinal_of_last();
         let mut keys = Vec::new();
-        if batch.ids().next().is_some() {
+        if batch.with_ids().next().is_some() {
             self.load(ledger, at);
             self.join(ledger, at, &batch);
-            if batch.ids().all(|(id, _)| self.knows(id)) {
-                batch.ids().for_each(|(id, data)| self.see_again(id, data));
+            if batch.with_ids().all(|(id, event)| self.knows(id, event)) {
+                batch.with_ids().for_each(|(id, event)| self.see_again(id, event.data));
+                if let Some(stream) = self.of_others.take() {
+                    ledger.disown(at, self.session, stream);
+                }
             } else {
                 keys = self.keep_new(ledger, at, &batch);
             }
@@ -400,7 +406,7 @@ impl Recorder {
         batch: &Batch,
     ) -> Vec<u64> {
         let mut keys = Vec::new();
-        let Some((first, _)) = batch.ids().next() else { return keys };
+        let Some((first, _)) = batch.with_ids().next() else { return keys };
         if self.own.is_none() {
             self.hint = first.whole as u32;
         }
@@ -408,8 +414,9 @@ impl Recorder {
             return keys;
         }
         let ids_per_stream = ledger.shape().ids;
-        for (id, data) in batch.ids() {
-            if self.knows(id) {
+        for (id, event) in batch.with_ids() {
+            let data = event.data;
+            if self.knows(id, event) {
                 self.see_again(id, data);
                 continue;
             }
@@ -455,13 +462,13 @@ impl Recorder {
 
     /// How the session is sent what this connection brings.
     fn how(&self) -> How {
-        let since_ms = self.since_ms;
+        let since_us = self.since_us;
         match self.carries {
             Carries::NewStream | Carries::Standalone => How::Live,
             Carries::Unknown | Carries::Known(_, StreamKind::Unplaced) => {
-                How::Replayed { since_ms, placed: false }
+                How::Replayed { since_us, placed: false }
             }
-            Carries::Known(..) => How::Replayed { since_ms, placed: true },
+            Carries::Known(..) => How::Replayed { since_us, placed: true },
         }
     }
 
@@ -490,9 +497,9 @@ impl Recorder {
         }
     }
 
-    fn knows(&self, id: &EventId) -> bool {
+    fn knows(&self, id: &EventId, event: &Event) -> bool {
         self.records().any(|record| record.find(id).is_some() || record.is_surely_old(id))
-            || self.is_of_another_stream(id)
+            || (self.is_of_another_stream(id) && !self.calls.has_any(&event.answers))
     }
 
     /// Whether a GET brings again what another stream of the session issued.
@@ -515,6 +522,10 @@ impl Recorder {
         for stream in history.map(|history| history.streams).unwrap_or_default() {
             if self.carries.continues(&stream) {
                 self.calls = stream.calls();
+                let owner = self.instance.as_ref().map(|instance| instance.id);
+                let is_of_others = self.carries == Carries::Standalone
+                    && stream.lanes.iter().any(|lane| lane.owner != owner);
+                self.of_others = is_of_others.then_some(stream.number);
                 self.others = stream.records;
             } else {
                 self.elsewhere.extend(stream.records);
@@ -527,7 +538,7 @@ impl Recorder {
     /// said of the order any more.
     fn join<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: &Batch) {
         let Some(history) = &self.candidates else { return };
-        let joined = batch.ids().find_map(|(id, _)| {
+        let joined = batch.with_ids().find_map(|(id, _)| {
             let mut with_id = history
                 .streams
                 .iter()

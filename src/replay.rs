@@ -9,7 +9,6 @@
 use crate::config::{Config, Mode, ReplayAction};
 use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
-use crate::jsonrpc::Calls;
 use crate::ledger::record::{Found, Ids};
 use crate::ledger::stream::{History, Stream};
 use crate::ledger::table::StreamKind;
@@ -19,7 +18,7 @@ use crate::store::Store;
 use crate::verdict::{Action, CarriedOn, ReplayFault};
 
 /// A client that leaves sooner has not waited for what is owed.
-const PATIENCE_MS: u64 = 5_000;
+const PATIENCE_US: u64 = 5_000_000;
 
 /// Pieces into which what is owed may fall while it comes out of order.
 const MAX_PIECES: usize = 512;
@@ -59,7 +58,7 @@ impl Outcome {
 pub struct Replay {
     /// Whose resumption it is; `None`: nothing can be checked.
     session: Option<SessionFingerprint>,
-    since_ms: u64,
+    since_us: u64,
     /// The stream that the cursor stands on, if that is known.
     stream: Option<Placed>,
     /// An event with data has come.
@@ -118,7 +117,7 @@ impl Replay {
     pub fn unchecked() -> Self {
         Replay {
             session: None,
-            since_ms: 0,
+            since_us: 0,
             stream: None,
             came: false,
             answered: Vec::new(),
@@ -128,11 +127,11 @@ impl Replay {
 
     /// The check of an answer that begins now, to a resumption that carries on
     /// a stream, if that is known.
-    pub fn new(session: SessionFingerprint, since_ms: u64, carried: Option<CarriedOn>) -> Self {
+    pub fn new(session: SessionFingerprint, since_us: u64, carried: Option<CarriedOn>) -> Self {
         let stream = carried.filter(|carried| carried.stream.kind != StreamKind::Unplaced);
         Replay {
             session: Some(session),
-            since_ms,
+            since_us,
             stream: stream.map(|carried| {
                 let uncertain = carried.uncertain || carried.ambiguous;
                 Placed {
@@ -179,7 +178,7 @@ impl Replay {
         id: &EventId,
         event: &Event,
     ) -> Finding {
-        if ledger.is_of_another(at, id, Some(session), Some(self.since_ms)) {
+        if ledger.is_of_another(at, id, Some(session), Some(self.since_us)) {
             let own = current.history(ledger, at, session);
             if !own.is_some_and(|own| own.streams.iter().any(|stream| stream.has(id))) {
                 return Finding::Fault(ReplayFault::ForeignSession);
@@ -235,8 +234,8 @@ impl Replay {
 
     /// The connection is over. Gives what it came to, and the fault in it that
     /// is found only now.
-    pub fn finish(&mut self, now_ms: u64, end: End) -> (Outcome, Option<ReplayFault>) {
-        let late = self.found_at_end(now_ms, end);
+    pub fn finish(&mut self, now_us: u64, end: End) -> (Outcome, Option<ReplayFault>) {
+        let late = self.found_at_end(now_us, end);
         let late = late.filter(|fault| self.note(*fault, Action::Passed));
         let order = self.stream.as_ref().and_then(|placed| placed.order.as_ref());
         let complete = order.is_some_and(|order| order.owed.is_empty());
@@ -247,12 +246,12 @@ impl Replay {
         (Outcome { fault, action, complete }, late)
     }
 
-    fn found_at_end(&self, now_ms: u64, end: End) -> Option<ReplayFault> {
+    fn found_at_end(&self, now_us: u64, end: End) -> Option<ReplayFault> {
         let placed = self.stream.as_ref()?;
         let order = placed.order.as_ref().filter(|order| !order.owed.is_empty())?;
-        let waited_ms = now_ms.saturating_sub(self.since_ms);
+        let waited_us = now_us.saturating_sub(self.since_us);
         if !self.came {
-            let is_empty = end == End::Upstream || waited_ms >= PATIENCE_MS;
+            let is_empty = end == End::Upstream || waited_us >= PATIENCE_US;
             return is_empty.then_some(ReplayFault::Empty);
         }
         let is_decided = end == End::Upstream || placed.is_answered(&self.answered);
@@ -296,8 +295,7 @@ impl Placed {
     /// that isn't distinctive has to be known better.
     fn is_of_another(&self, history: &History, id: &EventId, event: &Event) -> bool {
         let own = |stream: &&Stream| stream.number == self.stream.number;
-        let is_answer = matches!(self.stream.calls(), Calls::Known(calls)
-            if calls.iter().any(|call| event.answers.contains(&call.id)));
+        let is_answer = self.stream.calls().has_any(&event.answers);
         let may_be_own = history.unreadable
             || history.streams.iter().filter(own).any(|stream| stream.has(id))
             || self.stream.records.iter().any(|record| record.may_have_evicted(id));

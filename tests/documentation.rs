@@ -4,7 +4,7 @@ use mcp_resume_guard::config::Config;
 use mcp_resume_guard::ledger::Ledger;
 use mcp_resume_guard::store::memory::SharedData;
 use mcp_resume_guard::telemetry::Tally;
-use mcp_resume_guard::verdict::{Doubt, Fault};
+use mcp_resume_guard::verdict::{Doubt, Fault, ReplayFault};
 
 const README: &str = include_str!("../README.md");
 const VERDICTS: &str = include_str!("../docs/verdicts.md");
@@ -29,11 +29,20 @@ fn the_readmes_configuration_is_accepted() {
 #[test]
 fn every_reason_is_documented() {
     for fault in Fault::ALL {
-        assert!(VERDICTS.contains(&format!("inconsistent;{}`", fault.as_str())), "{fault:?}");
+        let name = fault.as_str();
+        assert!(VERDICTS.contains(&format!("`{name}`")), "{fault:?}");
         assert!(CONFIGURATION.contains(&format!("`{}`", fault.as_str())), "{fault:?}");
     }
     for doubt in Doubt::ALL {
-        assert!(VERDICTS.contains(&format!("unverified;{}`", doubt.as_str())), "{doubt:?}");
+        assert!(VERDICTS.contains(&format!("| `{}` |", doubt.as_str())), "{doubt:?}");
+    }
+}
+
+#[test]
+fn every_result_of_a_replay_is_documented() {
+    let results = ReplayFault::ALL.map(ReplayFault::as_str);
+    for result in results.into_iter().chain(["complete", "unchecked"]) {
+        assert!(VERDICTS.contains(&format!("| `{result}` |")), "{result}");
     }
 }
 
@@ -63,5 +72,5 @@ fn the_documented_memory_is_what_the_configurations_take() {
         let most = ledger.max_memory_bytes().div_ceil(1024 * 1024);
         assert_eq!(most.to_string(), *mib, "{row}");
     }
-    assert!(README.contains("153 MiB at most with the defaults"));
+    assert!(README.contains("158 MiB at most with the defaults"));
 }

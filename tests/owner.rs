@@ -1,6 +1,6 @@
 //! Who issued a stream, who answers its resumption, and where it is sent.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 
 mod support;
 

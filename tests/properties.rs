@@ -319,8 +319,8 @@ fn respond(
 ) -> Running {
     *nonces += 1;
     let (nonce, list) = (*nonces, support::fields(list));
-    let step =
-        gateway.with(|guard, at| exchange.response(guard, at, &list, false, &Sender::upstream(nonce)));
+    let step = gateway
+        .with(|guard, at| exchange.response(guard, at, &list, false, &Sender::upstream(nonce)));
     Running { exchange, body: step.body }
 }
 
@@ -1501,9 +1501,9 @@ mod interleaved {
                 ("content-type", content_type),
                 ("mcp-session-id", SESSIONS[session]),
             ]);
-            let step = self
-                .gateway
-                .with(|guard, at| exchange.response(guard, at, &list, false, &Sender::upstream(number)));
+            let step = self.gateway.with(|guard, at| {
+                exchange.response(guard, at, &list, false, &Sender::upstream(number))
+            });
             if step.body {
                 self.open.push((exchange, session, number));
             }

@@ -1,7 +1,7 @@
 //! What follows a cursor is checked: each result of the table, what is cut, and
 //! what is remembered of it. Honest servers have a file of their own.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 
 mod support;
 
@@ -340,7 +340,7 @@ fn nothing_came() {
     let mut gateway = gateway(CUT, &["s_0", "s_1"]);
     assert_reported(&resumed(&mut gateway, "s_0", &[]), &[], "empty");
     assert_fine(&resumed(&mut gateway, "s_1", &[]), &[], "complete");
-    for (waited_ms, result) in [(4_999, "unchecked"), (5_000, "empty")] {
+    for (waited_ms, result) in [(4_000, "unchecked"), (5_000, "empty")] {
         let mut stream = gateway.resume("a", "s_0");
         gateway.send(&mut stream, ": ok\n\nid: s_9\ndata:\n\n");
         gateway.now_ms += waited_ms;
@@ -594,4 +594,25 @@ fn answers_that_are_not_checked_count_too() {
         );
         assert_eq!(gateway.end(running).replay, Some(("unchecked", "passed")));
     }
+}
+
+#[test]
+fn what_all_streams_hold_together_is_bounded() {
+    let mut gateway = gateway(CUT, &["s_0", "s_1"]);
+    let part = format!("id: s_2\ndata: {}", "x".repeat(60_000));
+    let mut streams: Vec<Running> = (0..40).map(|_| gateway.resume("a", "s_1")).collect();
+    for stream in &mut streams {
+        gateway.send(stream, &part);
+    }
+    // The budget of the tests is a mebibyte.
+    let held = streams.iter().filter(|stream| stream.delivered.is_empty()).count();
+    assert_eq!(held, (1 << 20) / part.len());
+    let whole = format!("{part}\n\n");
+    for mut stream in streams {
+        gateway.send(&mut stream, "\n\n");
+        assert_eq!(gateway.end(stream).text, whole);
+    }
+    let mut stream = gateway.resume("a", "s_1");
+    gateway.send(&mut stream, &part);
+    assert_delivered(&stream, "");
 }

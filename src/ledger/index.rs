@@ -16,17 +16,44 @@ pub struct Entry {
     key: u64,
     /// The session that was sent it first.
     pub session: u64,
-    /// When, in milliseconds, modulo 2^32.
-    noted_ms: u32,
+    /// When.
+    noted: Moment,
     /// Whether another one was sent it, too: it is not distinctive after all.
     pub shared: Shared,
 }
 
 impl Entry {
-    /// Whether it was noted by then. What is older than 24 days may seem not
-    /// to be.
-    pub fn was_noted_by(&self, now_ms: u64) -> bool {
-        (now_ms as u32).wrapping_sub(self.noted_ms) < u32::MAX / 2
+    /// Whether it was noted before that moment.
+    pub fn was_noted_before(&self, moment_us: u64) -> bool {
+        self.noted.is_before(Moment::of(moment_us))
+    }
+}
+
+/// A point in time in 40 bits, of 64 µs each: in good order for more than a
+/// year.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Moment(u64);
+
+impl Moment {
+    const BITS: u32 = 40;
+
+    fn of(time_us: u64) -> Self {
+        Moment((time_us >> 6) & ((1u64 << Self::BITS) - 1))
+    }
+
+    fn is_before(self, other: Moment) -> bool {
+        let later = other.0.wrapping_sub(self.0) & ((1u64 << Self::BITS) - 1);
+        later > 0 && later < 1 << (Self::BITS - 1)
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        let low = u64::from(reader.u32()?);
+        Some(Moment(low | (u64::from(reader.u8()?) << u32::BITS)))
+    }
+
+    fn write(self, writer: &mut Writer) {
+        writer.u32(self.0 as u32);
+        writer.u8((self.0 >> u32::BITS) as u8);
     }
 }
 
@@ -49,8 +76,8 @@ pub enum How {
     /// In a resumption whose answer began then: live, too, if others were sent
     /// it only after that.
     Replayed {
-        /// In milliseconds.
-        since_ms: u64,
+        /// In microseconds.
+        since_us: u64,
         /// Its stream is known.
         placed: bool,
     },
@@ -73,7 +100,7 @@ pub struct Bucket(Vec<Entry>);
 
 impl Bucket {
     /// The most bytes of an encoded bucket.
-    pub const MAX_BYTES: u64 = 2 + ENTRIES as u64 * 21;
+    pub const MAX_BYTES: u64 = 2 + ENTRIES as u64 * 22;
 
     /// Reads a bucket; what is none is an empty one.
     pub fn decode(bytes: &[u8]) -> Self {
@@ -85,7 +112,7 @@ impl Bucket {
             Some(Entry {
                 key: reader.u64()?,
                 session: reader.u64()?,
-                noted_ms: reader.u32()?,
+                noted: Moment::read(reader)?,
                 shared: match reader.u8()? {
                     0 => Shared::No,
                     1 => Shared::Live,
@@ -103,7 +130,7 @@ impl Bucket {
         writer.list(&self.0, |w, entry| {
             w.u64(entry.key);
             w.u64(entry.session);
-            w.u32(entry.noted_ms);
+            entry.noted.write(w);
             w.u8(match entry.shared {
                 Shared::No => 0,
                 Shared::Live => 1,
@@ -120,10 +147,10 @@ impl Bucket {
 
     /// Notes that a session was sent the id, and whether that changed the
     /// bucket.
-    pub fn note(&mut self, key: u64, session: u64, how: How, now_ms: u64) -> (bool, Noted) {
+    pub fn note(&mut self, key: u64, session: u64, how: How, now_us: u64) -> (bool, Noted) {
         let is_replay_of = |entry: &Entry| match how {
             How::Live => false,
-            How::Replayed { since_ms, .. } => entry.was_noted_by(since_ms),
+            How::Replayed { since_us, .. } => entry.was_noted_before(since_us),
         };
         match self.0.iter_mut().find(|entry| entry.key == key) {
             Some(entry) if entry.session == session => (false, Noted::Own),
@@ -145,7 +172,7 @@ impl Bucket {
                 }
                 let is_unplaced = matches!(how, How::Replayed { placed: false, .. });
                 let shared = if is_unplaced { Shared::Replayed } else { Shared::No };
-                self.0.push(Entry { key, session, noted_ms: now_ms as u32, shared });
+                self.0.push(Entry { key, session, noted: Moment::of(now_us), shared });
                 (true, Noted::Own)
             }
         }

@@ -48,6 +48,8 @@ pub struct Access<'a, S> {
     pub store: &'a S,
     /// The monotonic clock, in milliseconds.
     pub now_ms: u64,
+    /// The same, in microseconds.
+    pub now_us: u64,
     /// Where it counts.
     pub tally: &'a mut Tally,
 }
@@ -245,9 +247,8 @@ impl Ledger {
                     lane.number = *taken;
                     lane.previous = record.nonce;
                     lane.hint = there.hint;
-                    if opening.carries == Carries::Standalone && there.owner != owner {
-                        // Which of the two has what was there before and
-                        // what comes now isn't known.
+                    if there.owner != owner {
+                        // What was there before may not be this one's.
                         lane.owner = None;
                     }
                     *there = lane.clone();
@@ -575,6 +576,24 @@ impl Ledger {
         }
     }
 
+    /// Two instances were seen to have the events of a stream: it has no owner.
+    pub(crate) fn disown<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        stream: u32,
+    ) {
+        let disowned = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
+            for lane in session.lanes.iter_mut().filter(|lane| lane.stream == stream) {
+                lane.owner = None;
+            }
+            (true, ())
+        });
+        if disowned.is_err() {
+            self.doubt(at, fingerprint);
+        }
+    }
+
     /// A replay was cut for a gap.
     pub(crate) fn learn_floor<S: Store>(
         &self,
@@ -652,19 +671,19 @@ impl Ledger {
     /// Whether this cursor is known to have been issued on another session
     /// than this one (`None`: than any), and on no two.
     ///
-    /// `by_ms`: and was so by then.
+    /// `before_us`: and was so before that moment.
     pub fn is_of_another<S: Store>(
         &self,
         at: &Access<'_, S>,
         cursor: &EventId,
         own: Option<SessionFingerprint>,
-        by_ms: Option<u64>,
+        before_us: Option<u64>,
     ) -> bool {
         cursor.distinctive_keys().any(|key| {
             let bucket = Bucket::decode(&at.store.get(&self.bucket_key(key)).0.unwrap_or_default());
             let is_known = |entry: &&index::Entry| {
                 entry.shared == Shared::No
-                    && by_ms.is_none_or(|by_ms| entry.was_noted_by(by_ms))
+                    && before_us.is_none_or(|moment| entry.was_noted_before(moment))
                     && own.is_none_or(|own| own.short() != entry.session)
             };
             let Some(entry) = bucket.get(key).filter(is_known) else { return false };
@@ -701,10 +720,10 @@ impl Ledger {
         key: u64,
         how: How,
     ) {
-        let now_ms = at.now_ms;
+        let now_us = at.now_us;
         let noted = update(at.store, at.tally, &self.bucket_key(key), |value, _| {
             let mut bucket = Bucket::decode(value);
-            let (changed, noted) = bucket.note(key, session.short(), how, now_ms);
+            let (changed, noted) = bucket.note(key, session.short(), how, now_us);
             (changed.then(|| bucket.encode()), noted)
         });
         let kin = match noted {

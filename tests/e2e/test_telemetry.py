@@ -87,6 +87,7 @@ async def test_the_names_in_prometheus(gateways: Any, http: str) -> None:
             names.setdefault(name, set()).add(frozenset(key for key, _ in pairs))
     expected = {f"mcp_resume_guard_{name}": {frozenset()} for name in COUNTERS}
     expected["mcp_resume_guard_resumptions"] = {frozenset({"outcome", "reason", "action"})}
+    expected["mcp_resume_guard_replays"] = {frozenset({"result", "action"})}
     expected["mcp_resume_guard_contract_violations"] = {frozenset({"kind"})}
     assert names == expected
 

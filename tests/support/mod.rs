@@ -12,6 +12,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mcp_resume_guard::budget::Budget;
 use mcp_resume_guard::config::Config;
@@ -24,6 +25,9 @@ use mcp_resume_guard::request::Field;
 use mcp_resume_guard::store::memory::SharedData;
 use mcp_resume_guard::store::{Cas, CasMismatch, Store};
 use mcp_resume_guard::telemetry::Tally;
+
+/// No two things happen at once, on whatever worker.
+static TICKS: AtomicU64 = AtomicU64::new(0);
 
 /// A worker of an Envoy process.
 pub struct Gateway<S = SharedData> {
@@ -177,8 +181,12 @@ impl<S: Store> Gateway<S> {
     }
 
     pub fn with<T>(&mut self, work: impl FnOnce(&Guard, &mut Access<'_, S>) -> T) -> T {
-        let mut access =
-            Access { store: &*self.store, now_ms: self.now_ms, tally: &mut self.tally };
+        let mut access = Access {
+            store: &*self.store,
+            now_ms: self.now_ms,
+            now_us: self.now_ms * 1000 + TICKS.fetch_add(100, Relaxed),
+            tally: &mut self.tally,
+        };
         work(&self.guard, &mut access)
     }
 
