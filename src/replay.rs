@@ -9,6 +9,7 @@
 use crate::config::{Config, Mode, ReplayAction};
 use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
+use crate::jsonrpc::MAX_CALLS;
 use crate::ledger::record::{Found, Ids};
 use crate::ledger::stream::{History, Stream};
 use crate::ledger::table::StreamKind;
@@ -19,6 +20,9 @@ use crate::verdict::{Action, CarriedOn, ReplayFault};
 
 /// A client that leaves sooner has not waited for what is owed.
 const PATIENCE_US: u64 = 5_000_000;
+
+/// Calls that are remembered to have been answered, many times those of a POST.
+const MAX_ANSWERED: usize = 8 * MAX_CALLS;
 
 /// Pieces into which what is owed may fall while it comes out of order.
 const MAX_PIECES: usize = 512;
@@ -164,7 +168,11 @@ impl Replay {
             _ => Finding::Nothing,
         };
         if !matches!(finding, Finding::Fault(_)) {
-            self.answered.extend(&event.answers);
+            for call in &event.answers {
+                if self.answered.len() < MAX_ANSWERED && !self.answered.contains(call) {
+                    self.answered.push(*call);
+                }
+            }
         }
         finding
     }
@@ -267,11 +275,7 @@ impl Placed {
         let Some(order) = &mut self.order else {
             return self.stream.has(id).then_some(Finding::Nothing);
         };
-        let Some(found) = found else {
-            // What has left the window is old, or may be.
-            let may_have_had = self.stream.records.iter().any(|r| r.may_have_evicted(id));
-            return may_have_had.then_some(Finding::Nothing);
-        };
+        let found = found?;
         if !data || !found.data {
             return Some(Finding::Nothing);
         }
@@ -297,6 +301,7 @@ impl Placed {
         let own = |stream: &&Stream| stream.number == self.stream.number;
         let is_answer = self.stream.calls().has_any(&event.answers);
         let may_be_own = history.unreadable
+            || history.session.evicted_keys.may_have(id)
             || history.streams.iter().filter(own).any(|stream| stream.has(id))
             || self.stream.records.iter().any(|record| record.may_have_evicted(id));
         if is_answer || may_be_own || self.uncertain {
@@ -307,9 +312,7 @@ impl Placed {
         });
         let Some(other) = others.next() else { return false };
         id.index_key().is_some()
-            || (history.session.complete
-                && !history.session.evicted_keys.may_have(id)
-                && other.records.iter().all(|record| !record.evicted))
+            || (history.session.complete && other.records.iter().all(|record| !record.evicted))
     }
 
     /// Whether the last answer that was pending has come here.

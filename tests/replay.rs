@@ -399,6 +399,15 @@ fn where_ids_have_left_the_window_nothing_is_claimed() {
     // The cursor has left, too.
     let sent = [UUIDS[4]];
     assert_fine(&resumed(&mut gateway, UUIDS[0], &sent), &sent, "unchecked");
+    // A leak is one all the same.
+    gateway.initialize("b");
+    let mut other = gateway.call("b", 1);
+    gateway.events(&mut other, &[UUIDS[5]]);
+    assert_cut(
+        &resumed(&mut gateway, UUIDS[3], &[UUIDS[4], UUIDS[5]]),
+        &[UUIDS[4]],
+        "foreign_session",
+    );
 }
 
 #[test]
