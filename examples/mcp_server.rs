@@ -4,17 +4,24 @@
 //! ```text
 //! cargo run --example mcp_server -- --listen 127.0.0.1:8000
 //! cargo run --example mcp_server -- --listen 127.0.0.1:0 --event-ids uuid
+//! cargo run --example mcp_server -- --listen 127.0.0.1:8001 --listen 127.0.0.1:8002
 //! ```
 //!
 //! It prints `listening on 127.0.0.1:PORT` once it accepts connections, and ends
-//! on SIGINT or SIGTERM. `--event-ids` chooses what clients get as cursors:
+//! on SIGINT or SIGTERM. Each further `--listen` is a further replica: they share
+//! the table of sessions, through rmcp's session store, and nothing of rmcp's
+//! replay buffers. `--event-ids` chooses what clients get as cursors:
 //!
 //! * `index`: rmcp's own, `INDEX/REQUEST` on the answer to a POST and `INDEX` on
 //!   the standalone stream. Every session has the same ones. rmcp replays the 16
 //!   newest events of a stream, and nothing of a request that it has answered.
 //! * `uuid`: a UUID per event, from an event store of this example, which keeps
-//!   1000 events of a stream, those of answered requests too. rmcp doesn't tell
-//!   the store which session asks, so a cursor works in any of them.
+//!   1000 events of a stream, those of answered requests too. All replicas share
+//!   it. rmcp doesn't tell the store which session asks, so a cursor works in any
+//!   of them.
+//!
+//! With `--replay all` that store replays every later event, whatever its stream
+//! and session, as several real servers did.
 //!
 //! It is a local demo: there is no authentication, and any `Host` is accepted.
 
@@ -24,8 +31,9 @@
 
 use std::{
     borrow::Cow,
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     error::Error,
+    future::IntoFuture,
     io::Write,
     net::SocketAddr,
     process::ExitCode,
@@ -34,7 +42,7 @@ use std::{
 };
 
 use axum::{Router, serve::ListenerExt};
-use futures::stream;
+use futures::{future::try_join_all, stream};
 use rmcp::{
     ErrorData, RoleServer, ServerHandler, ServiceError,
     handler::server::wrapper::Parameters,
@@ -49,8 +57,8 @@ use rmcp::{
     transport::streamable_http_server::{
         StreamableHttpServerConfig, StreamableHttpService,
         session::{
-            EventId, EventStore, EventStoreError, EventStream, ServerSseMessage, StreamId,
-            local::LocalSessionManager,
+            EventId, EventStore, EventStoreError, EventStream, ServerSseMessage, SessionState,
+            SessionStore, SessionStoreError, StreamId, local::LocalSessionManager,
         },
     },
 };
@@ -66,10 +74,13 @@ use uuid::Uuid;
 const USAGE: &str = "\
 An MCP server (Streamable HTTP, at /mcp) for demos and tests.
 
-Usage: mcp_server --listen ADDRESS:PORT [--event-ids index|uuid]
+Usage: mcp_server --listen ADDRESS:PORT... [--event-ids index|uuid] [--replay stream|all]
 
-  --listen ADDRESS:PORT    where to listen; port 0 takes a free one
+  --listen ADDRESS:PORT    where to listen; port 0 takes a free one; given again,
+                           a replica with a replay buffer of its own listens there
   --event-ids index|uuid   what the SSE event ids look like (default: index)
+  --replay stream|all      what the store of UUIDs replays after a cursor: what its
+                           stream still has, or all that any has (default: stream)
   --help                   print this";
 
 /// An idle session lives this long, an open standalone stream or not.
@@ -102,73 +113,97 @@ async fn main() -> ExitCode {
 }
 
 struct Options {
-    listen: SocketAddr,
+    /// One replica each; never empty.
+    listen: Vec<SocketAddr>,
     uuid_ids: bool,
+    replay_all: bool,
 }
 
 impl Options {
     /// `None` is a call for help.
     fn parse(mut args: impl Iterator<Item = String>) -> Result<Option<Self>, String> {
-        let (mut listen, mut uuid_ids) = (None, false);
+        let mut options = Self { listen: Vec::new(), uuid_ids: false, replay_all: false };
         while let Some(flag) = args.next() {
             match (flag.as_str(), args.next().as_deref()) {
                 ("--help", _) => return Ok(None),
                 ("--listen", Some(address)) => match address.parse() {
-                    Ok(address) => listen = Some(address),
+                    Ok(address) => options.listen.push(address),
                     Err(error) => return Err(format!("--listen {address}: {error}")),
                 },
-                ("--event-ids", Some("index")) => uuid_ids = false,
-                ("--event-ids", Some("uuid")) => uuid_ids = true,
+                ("--event-ids", Some("index")) => options.uuid_ids = false,
+                ("--event-ids", Some("uuid")) => options.uuid_ids = true,
                 ("--event-ids", Some(other)) => {
                     return Err(format!("--event-ids {other}: neither index nor uuid"));
                 }
-                ("--listen" | "--event-ids", None) => return Err(format!("{flag} needs a value")),
+                ("--replay", Some("stream")) => options.replay_all = false,
+                ("--replay", Some("all")) => options.replay_all = true,
+                ("--replay", Some(other)) => {
+                    return Err(format!("--replay {other}: neither stream nor all"));
+                }
+                ("--listen" | "--event-ids" | "--replay", None) => {
+                    return Err(format!("{flag} needs a value"));
+                }
                 _ => return Err(format!("unknown argument {flag}")),
             }
         }
-        let listen = listen.ok_or("--listen is missing")?;
-        Ok(Some(Self { listen, uuid_ids }))
+        if options.listen.is_empty() {
+            return Err("--listen is missing".to_owned());
+        }
+        if options.replay_all && !options.uuid_ids {
+            return Err("--replay all needs --event-ids uuid".to_owned());
+        }
+        Ok(Some(options))
     }
 }
 
 async fn serve(options: Options) -> Result<(), Box<dyn Error>> {
-    let mut sessions = LocalSessionManager::default();
-    sessions.session_config.keep_alive = Some(SESSION_IDLE);
-    if options.uuid_ids {
-        sessions = sessions.with_event_store(Arc::new(UuidEventStore::default()));
-    }
-
     // rmcp's default is to answer to loopback names only, against DNS rebinding.
     // A proxy hands on whatever `Host` its client sent, and this is a local demo.
-    let config = StreamableHttpServerConfig::default().disable_allowed_hosts();
+    let mut config = StreamableHttpServerConfig::default().disable_allowed_hosts();
+    if options.listen.len() > 1 {
+        config.session_store = Some(Arc::new(SessionTable::default()));
+    }
     let stop = config.cancellation_token.clone();
-    let mcp = StreamableHttpService::new(|| Ok(DemoServer), Arc::new(sessions), config);
-    let app = Router::new().route_service("/mcp", mcp);
+    let store = UuidEventStore { replay_all: options.replay_all, ..UuidEventStore::default() };
+    let store = options.uuid_ids.then(|| Arc::new(store));
 
     let mut sigint = signal(SignalKind::interrupt())?;
     let mut sigterm = signal(SignalKind::terminate())?;
-    let listener = TcpListener::bind(options.listen)
-        .await
-        .map_err(|error| format!("listen on {}: {error}", options.listen))?;
     let mut stdout = std::io::stdout();
-    writeln!(stdout, "listening on {}", listener.local_addr()?)?;
+    let mut replicas = Vec::new();
+    for address in options.listen {
+        let mut sessions = LocalSessionManager::default();
+        sessions.session_config.keep_alive = Some(SESSION_IDLE);
+        if let Some(store) = store.clone() {
+            sessions = sessions.with_event_store(store);
+        }
+        let mcp = StreamableHttpService::new(|| Ok(DemoServer), Arc::new(sessions), config.clone());
+        let app = Router::new().route_service("/mcp", mcp);
+
+        let listener = TcpListener::bind(address)
+            .await
+            .map_err(|error| format!("listen on {address}: {error}"))?;
+        writeln!(stdout, "listening on {}", listener.local_addr()?)?;
+        // An event is to go out at once, not after the peer's delayed ACK. A
+        // connection that doesn't take the option is only slower.
+        let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
+        let server = axum::serve(listener, app);
+        let server = server.with_graceful_shutdown(stop.clone().cancelled_owned());
+        replicas.push(server.into_future());
+    }
     stdout.flush()?;
 
-    // An event is to go out at once, not after the peer's delayed ACK. A
-    // connection that doesn't take the option is only slower.
-    let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
-    let server = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
     let signalled = async {
         tokio::select! {
             _ = sigint.recv() => {}
             _ = sigterm.recv() => {}
         }
-        // Ends the sessions and their event streams, and with them the server.
+        // Ends the sessions and their event streams, and with them the servers.
         stop.cancel();
         sleep(SHUTDOWN_GRACE).await;
     };
     tokio::select! {
-        served = server => served?,
+        served = try_join_all(replicas) => served.map(drop)?,
         () = signalled => {}
     }
     Ok(())
@@ -184,6 +219,9 @@ struct Count {
     /// The pause before each number.
     #[serde(default)]
     interval_ms: u64,
+    /// The pause before the result.
+    #[serde(default)]
+    rest_ms: u64,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -211,7 +249,7 @@ impl DemoServer {
     #[tool]
     async fn count(
         &self,
-        Parameters(Count { to, interval_ms }): Parameters<Count>,
+        Parameters(Count { to, interval_ms, rest_ms }): Parameters<Count>,
         context: RequestContext<RoleServer>,
     ) -> Result<String, ErrorData> {
         let token = context.meta.get_progress_token();
@@ -225,6 +263,7 @@ impl DemoServer {
                 sent.map_err(session_over)?;
             }
         }
+        pause(rest_ms, &context).await?;
         Ok(format!("counted to {to}"))
     }
 
@@ -288,6 +327,33 @@ impl ServerHandler for DemoServer {
     }
 }
 
+/// The sessions that the replicas know of: what their clients initialized them
+/// with. A replica that meets one of another takes it up with that. Only DELETE
+/// takes a session out again.
+#[derive(Default)]
+struct SessionTable(Mutex<HashMap<String, SessionState>>);
+
+#[async_trait::async_trait]
+impl SessionStore for SessionTable {
+    async fn load(&self, session_id: &str) -> Result<Option<SessionState>, SessionStoreError> {
+        Ok(locked(&self.0).get(session_id).cloned())
+    }
+
+    async fn store(&self, session_id: &str, state: &SessionState) -> Result<(), SessionStoreError> {
+        locked(&self.0).insert(session_id.to_owned(), state.clone());
+        Ok(())
+    }
+
+    async fn delete(&self, session_id: &str) -> Result<(), SessionStoreError> {
+        locked(&self.0).remove(session_id);
+        Ok(())
+    }
+}
+
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Event ids that tell nothing, and the newest events of each stream in memory.
 ///
 /// A resumption gets what followed its cursor, and then what still follows until
@@ -297,6 +363,9 @@ impl ServerHandler for DemoServer {
 struct UuidEventStore {
     streams: Arc<Mutex<Streams>>,
     stored: Arc<Notify>,
+    /// Keeps the events of all streams as if they were of one, which no answer
+    /// finishes.
+    replay_all: bool,
 }
 
 /// The stream that was written last is the last one.
@@ -313,7 +382,8 @@ impl EventStore for UuidEventStore {
         let mut event = event.clone();
         event.event_id = Some(id.clone());
 
-        let mut streams = self.streams();
+        let stream_id = if self.replay_all { "" } else { stream_id };
+        let mut streams = locked(&self.streams);
         let known = streams.iter().position(|(id, _)| id == stream_id);
         let (stream_id, mut events) = known
             .and_then(|position| streams.remove(position))
@@ -332,7 +402,7 @@ impl EventStore for UuidEventStore {
     }
 
     async fn replay_events_after(&self, cursor: &str) -> Result<EventStream, EventStoreError> {
-        if find(&self.streams(), cursor).is_none() {
+        if find(&locked(&self.streams), cursor).is_none() {
             return Err(format!("no event has the id {cursor}").into());
         }
         let position = (self.clone(), cursor.to_owned());
@@ -346,18 +416,14 @@ impl EventStore for UuidEventStore {
 }
 
 impl UuidEventStore {
-    fn streams(&self) -> MutexGuard<'_, Streams> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The event after the cursor, as soon as there is one. `None` where the
     /// stream is finished, or has lost the cursor meanwhile.
     async fn next_after(&self, cursor: &str) -> Option<ServerSseMessage> {
         loop {
             // Made before the look, so that nothing stored after it is missed.
             let stored = self.stored.notified();
-            let (event, next) = find(&self.streams(), cursor)?;
-            if next.is_some() || is_answer(&event) {
+            let (event, next) = find(&locked(&self.streams), cursor)?;
+            if next.is_some() || (is_answer(&event) && !self.replay_all) {
                 return next;
             }
             stored.await;
