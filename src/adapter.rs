@@ -400,11 +400,9 @@ impl HttpContext for Stream {
                 body.add(exchange.response_end(guard, access, false), None);
             }
         });
-        if let Some(line) = body.found.last() {
-            self.show(&line.ruling);
-        }
+        let ruling = exchange.ruling().copied();
         for line in &body.found {
-            self.tell(None, None, Some(line));
+            self.tell(ruling.as_ref(), None, Some(line));
         }
         if body.is_replaced
             && let Err(status) =
@@ -432,8 +430,9 @@ impl HttpContext for Stream {
         };
         let step =
             self.worker.with(|guard, access| exchange.close(guard, access, ended_by_upstream));
+        let ruling = exchange.ruling().copied();
         let found = step.found.as_ref();
-        self.tell(found.map(|line| &line.ruling), step.count.as_ref(), found);
+        self.tell(found.and(ruling.as_ref()), step.count.as_ref(), found);
         if let Some(outcome) = &step.outcome {
             count(&replays_metric(outcome), 1);
         }

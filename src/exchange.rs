@@ -89,7 +89,7 @@ pub struct BodyStep {
     pub replace: Option<Vec<u8>>,
     /// The stream is to be reset once that is on its way.
     pub reset: bool,
-    /// Faults of the replay, for the filter state and the log.
+    /// Faults of the replay, for the log; the ruling may have changed.
     pub found: Vec<LogLine>,
 }
 
@@ -762,10 +762,24 @@ impl Exchange {
         cut
     }
 
+    /// A fault of the replay. It is what shows of the resumption from now on,
+    /// unless that should not have passed at all.
     fn found(&mut self, fault: ReplayFault, action: Action) -> LogLine {
         let ruling = Ruling { verdict: Verdict::Inconsistent(Fault::Replay(fault)), action };
-        self.ruling = Some(ruling);
+        let shows = match self.ruling.map(|ruling| ruling.verdict) {
+            Some(Verdict::Inconsistent(Fault::Replay(_))) => true,
+            Some(Verdict::Inconsistent(_)) => action == Action::Cut,
+            _ => true,
+        };
+        if shows {
+            self.ruling = Some(ruling);
+        }
         self.log_line(ruling)
+    }
+
+    /// The ruling on a resumption as it stands now, for the filter state.
+    pub fn ruling(&self) -> Option<&Ruling> {
+        self.ruling.as_ref()
     }
 
     fn keep<S: Store>(&mut self, guard: &Guard, at: &mut Access<'_, S>, batch: Batch) {

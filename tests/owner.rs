@@ -300,3 +300,24 @@ fn room_for_addresses_is_bounded() {
     let bytes = u64::try_from(gateway.store.bytes()).unwrap();
     assert!(bytes < gateway.guard.ledger.max_memory_bytes());
 }
+
+#[test]
+fn what_is_wrong_with_the_replay_doesnt_hide_it() {
+    let mut gateway = gateway(r#","replay_buffer":"local","mode":"observe""#);
+    gateway.address = B.to_owned();
+    let stream = gateway.resume("a", "s_0");
+    let ended = gateway.end(stream);
+    assert_eq!(ended.found, ["inconsistent;reason=replay_empty;action=passed"]);
+    assert_eq!(ended.ruling.as_deref(), Some(MOVED_PASSED));
+    // What isn't known to be wrong gives way.
+    let mut gateway = Gateway::new(&config(""));
+    gateway.initialize("a");
+    let mut stream = gateway.listen("a");
+    gateway.events(&mut stream, &["1", "2"]);
+    gateway.abort(stream);
+    gateway.address = C.to_owned();
+    let stream = gateway.resume("a", "1");
+    assert_eq!(told(&stream), passed(UNVERIFIED));
+    let empty = Some("inconsistent;reason=replay_empty;action=passed");
+    assert_eq!(gateway.end(stream).ruling.as_deref(), empty);
+}

@@ -117,6 +117,8 @@ pub struct Ended {
     pub reset: bool,
     pub found: Vec<String>,
     pub replay: Option<(&'static str, &'static str)>,
+    /// The filter state at the end.
+    pub ruling: Option<String>,
 }
 
 /// What a request led to.
@@ -361,6 +363,7 @@ impl<S: Store> Gateway<S> {
             reset: running.reset,
             found: running.found.iter().map(|line| line.ruling.to_string()).collect(),
             replay: outcome.map(|outcome| (outcome.result(), outcome.action.as_str())),
+            ruling: running.exchange.ruling().map(ToString::to_string),
         }
     }
 
