@@ -419,7 +419,11 @@ impl HttpContext for Stream {
     fn on_http_response_trailers(&mut self, _: usize) -> Action {
         self.set_http_response_trailer(RESUMPTION_HEADER, None);
         if let Some(exchange) = self.exchange.as_mut().filter(|_| self.response_body) {
-            self.worker.with(|guard, access| exchange.response_end(guard, access, true));
+            let step = self.worker.with(|guard, access| exchange.response_end(guard, access, true));
+            let ruling = exchange.ruling().copied();
+            for line in &step.found {
+                self.tell(ruling.as_ref(), None, Some(line));
+            }
         }
         Action::Continue
     }

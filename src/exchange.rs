@@ -507,6 +507,7 @@ impl Exchange {
             return;
         }
         step.attest = self.ruling;
+        self.ended = end;
         if self.ruling.is_some() {
             if value("content-length").is_some() {
                 step.remove.push("content-length".to_owned());
@@ -548,7 +549,11 @@ impl Exchange {
             request::limit(&guard.config),
             calls,
         )
-        .sent_by(self.instance.clone(), at.now_us);
+        .sent_by(
+            self.instance.clone(),
+            at.now_us,
+            guard.config.replay_buffer != ReplayBuffer::Shared,
+        );
         if self.ruling.is_some() {
             let carried = self.resumed.take();
             if let Some(carried) = &carried {
@@ -746,6 +751,11 @@ impl Exchange {
                         recorder.note_repeat();
                     }
                 }
+                Finding::OutOfOrder => {
+                    if let Some(recorder) = &mut self.recorder {
+                        recorder.note_disorder();
+                    }
+                }
                 Finding::Fault(fault) => {
                     let action = replay::judge(&guard.config, fault, can_cut);
                     if replay.note(fault, action) || action == Action::Cut {
@@ -882,14 +892,19 @@ impl Exchange {
         at: &mut Access<'_, S>,
         ended_by_upstream: impl FnOnce() -> bool,
     ) -> CloseStep {
-        self.close_recorder(guard, at);
         let mut step = CloseStep { count: self.take_uncounted(), ..CloseStep::default() };
         if let Some(mut replay) = self.replay.take() {
             let end = if self.ended || ended_by_upstream() { End::Upstream } else { End::Other };
             let (outcome, late) = replay.finish(at.now_us, end);
             step.found = late.map(|fault| self.found(fault, Action::Passed));
             step.outcome = Some(outcome);
+            if replay.is_disordered()
+                && let Some(recorder) = &mut self.recorder
+            {
+                recorder.note_disorder();
+            }
         }
+        self.close_recorder(guard, at);
         step
     }
 }

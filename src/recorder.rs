@@ -15,7 +15,7 @@ use crate::jsonrpc::{Calls, SentIds};
 use crate::ledger::index::How;
 use crate::ledger::record::Record;
 use crate::ledger::stream::{History, Stream};
-use crate::ledger::table::{Lane, StreamKind};
+use crate::ledger::table::{Floor, Lane, StreamKind};
 use crate::ledger::{Access, Ledger, Opening};
 use crate::owner::Instance;
 use crate::sse::{Data, Decoder, Dispatched, IdField};
@@ -125,8 +125,14 @@ pub struct Recorder {
     pushed: u64,
     /// The cursor that it resumes from, and the ids with data that followed it
     /// then and haven't come again yet.
-    cursor: Option<u64>,
+    cursor: Option<EventId>,
     owed: u64,
+    /// Ids that the stream had when the resumption arrived.
+    known_then: Option<u64>,
+    /// The cursor's place isn't certain.
+    is_vague: bool,
+    /// Whether the last id with data that came again is the stream's newest.
+    at_newest: Option<bool>,
     /// These may have come in another order than that of their events.
     unordered: bool,
     /// An id came twice with data here.
@@ -137,6 +143,12 @@ pub struct Recorder {
     of_others: Option<u32>,
     /// When the answer began, in microseconds.
     since_us: u64,
+    /// Another instance may not have what this one issues.
+    is_local: bool,
+    /// A floor that was learned of this instance.
+    floor: Option<Floor>,
+    /// The cursor that it resumes from stands on several streams.
+    ambiguous: Option<EventId>,
     /// Answers are read although none is awaited: the client may have missed
     /// them.
     reads_answers: bool,
@@ -189,11 +201,17 @@ impl Recorder {
             pushed: 0,
             cursor: None,
             owed: 0,
+            known_then: None,
+            is_vague: false,
+            at_newest: None,
             unordered: false,
             repeats: false,
             instance: None,
             of_others: None,
             since_us: 0,
+            is_local: true,
+            floor: None,
+            ambiguous: None,
             reads_answers: false,
             reuse_checked: false,
             noted: None,
@@ -205,18 +223,24 @@ impl Recorder {
 
     /// It resumes from a cursor that is known.
     pub fn resumes(mut self, carried: &CarriedOn) -> Self {
-        self.cursor = Some(carried.cursor.whole);
+        self.cursor = Some(carried.cursor);
         self.owed = carried.owed;
+        let counts = carried.stream.records.iter().map(|record| record.count);
+        self.known_then = Some(counts.fold(0, u64::saturating_add));
+        self.is_vague = carried.is_vague();
         self.unordered |= carried.ambiguous;
+        self.ambiguous = carried.ambiguous.then_some(carried.cursor);
         // The client may have missed answers that have passed.
         self.reads_answers = !carried.stream.pending(&carried.cursor, &[]).is_empty();
         self
     }
 
-    /// Who sends the stream, and since when.
-    pub fn sent_by(mut self, instance: Option<Instance>, since_us: u64) -> Self {
+    /// Who sends the stream, and since when; `is_local`: others may not have
+    /// its events.
+    pub fn sent_by(mut self, instance: Option<Instance>, since_us: u64, is_local: bool) -> Self {
         self.instance = instance;
         self.since_us = since_us;
+        self.is_local = is_local;
         self
     }
 
@@ -224,6 +248,12 @@ impl Recorder {
     pub(crate) fn note_repeat(&mut self) {
         self.repeats = true;
         self.changed = true;
+    }
+
+    /// The server has them in another order than that in which they were seen.
+    pub(crate) fn note_disorder(&mut self) {
+        self.changed |= !self.unordered;
+        self.unordered = true;
     }
 
     /// The session whose events it records.
@@ -341,6 +371,8 @@ impl Recorder {
         if batch.with_ids().next().is_some() {
             self.load(ledger, at);
             self.join(ledger, at, &batch);
+            self.doubt_place(ledger, at, &batch);
+            self.doubt_floor(ledger, at, &batch);
             if batch.with_ids().all(|(id, event)| self.knows(id, event)) {
                 batch.with_ids().for_each(|(id, event)| self.see_again(id, event.data));
                 if let Some(stream) = self.of_others.take() {
@@ -393,6 +425,11 @@ impl Recorder {
         self.records().find_map(place).unwrap_or(1)
     }
 
+    fn ordinal_of_last_with_data(&self) -> u32 {
+        let last = |record: &Record| record.behind_last_with_data().map(|b| record.ordinal(b));
+        self.records().filter_map(last).max().unwrap_or(0)
+    }
+
     fn ordinal_of_last(&self) -> u32 {
         self.records().map(|record| record.ordinal(0)).max().unwrap_or(0)
     }
@@ -423,11 +460,16 @@ impl Recorder {
             // A GET that replays from the start brings ids again that have
             // left the window, as if they were new.
             self.unordered |= match self.carries {
-                Carries::NewStream | Carries::Known(..) => false,
+                Carries::NewStream => false,
+                Carries::Known(..) => data && self.is_vague,
                 Carries::Standalone => self.records().any(|record| record.may_have_evicted(id)),
                 Carries::Unknown => true,
             };
             if data {
+                // So are those between known ones: one that the server has
+                // before them, and that was not sent with them.
+                self.unordered |=
+                    self.carries == Carries::Standalone && self.at_newest == Some(false);
                 // New events while known ones are owed still: the server may
                 // have given those other ids.
                 self.unordered |= self.owed > 0;
@@ -480,8 +522,11 @@ impl Recorder {
     /// connection, and it comes after ids that were new, then those were not
     /// new: they had only left the window.
     fn see_again(&mut self, id: &EventId, data: bool) {
-        if data && Some(id.whole) != self.cursor {
-            self.owed = self.owed.saturating_sub(1);
+        if data {
+            let place = self.ordinal(id);
+            let is_owed = self.cursor.is_some_and(|cursor| place > self.ordinal(&cursor));
+            self.owed = self.owed.saturating_sub(u64::from(is_owed));
+            self.at_newest = Some(place >= self.ordinal_of_last_with_data());
         }
         if self.pushed == 0 {
             return;
@@ -514,16 +559,20 @@ impl Recorder {
         if std::mem::replace(&mut self.loaded, true) || self.carries == Carries::NewStream {
             return;
         }
-        let history = ledger.history(at, self.session);
+        let Some(history) = ledger.history(at, self.session) else { return };
         if self.carries == Carries::Unknown {
-            self.candidates = history;
+            self.candidates = Some(history);
             return;
         }
-        for stream in history.map(|history| history.streams).unwrap_or_default() {
+        for stream in history.streams {
             if self.carries.continues(&stream) {
+                let instance = self.instance.as_ref();
+                let floor = instance.and_then(|i| history.session.floor(stream.number, i.id));
+                self.floor = floor.copied();
                 self.calls = stream.calls();
                 let owner = self.instance.as_ref().map(|instance| instance.id);
                 let is_of_others = self.carries == Carries::Standalone
+                    && self.is_local
                     && stream.lanes.iter().any(|lane| lane.owner != owner);
                 self.of_others = is_of_others.then_some(stream.number);
                 self.others = stream.records;
@@ -564,6 +613,37 @@ impl Recorder {
         self.others = stream.records;
     }
 
+    /// What comes from a cursor that several streams have may be any one's: an
+    /// id that not all of them have, and that other streams may have too, makes
+    /// the place of the next cursor uncertain.
+    fn doubt_place<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: &Batch) {
+        let Some(cursor) = self.ambiguous else { return };
+        let candidates = self.elsewhere.iter().filter(|record| record.find(&cursor).is_some());
+        let is_everybodys = |id: &EventId| {
+            self.records().any(|record| record.find(id).is_some())
+                && candidates.clone().all(|record| record.find(id).is_some())
+        };
+        let mut common = batch.with_ids().filter(|(id, _)| id.index_key().is_none());
+        if common.any(|(id, _)| !is_everybodys(id)) {
+            self.ambiguous = None;
+            ledger.make_incomplete(at, self.session);
+        }
+    }
+
+    /// What comes from below a learned floor shows that it is none any more.
+    fn doubt_floor<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: &Batch) {
+        let Some(floor) = self.floor else { return };
+        let is_below = |id: &EventId| {
+            let sequence = self.records().find_map(Record::rising_sequence);
+            let place = id.places.iter().flatten().find(|place| Some(place.sequence) == sequence);
+            place.is_some_and(|place| place.index < floor.index)
+        };
+        if batch.with_ids().any(|(id, event)| event.data && is_below(id)) {
+            self.floor = None;
+            ledger.forget_floor(at, self.session, floor);
+        }
+    }
+
     /// Makes sure that the record's lane is this connection's own. False if
     /// the directory could not be written: then the session is in doubt.
     fn hold_lane<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) -> bool {
@@ -584,6 +664,7 @@ impl Recorder {
             sent: self.sent.clone(),
             lost_with: self.lane.take().map(|lane| lane.known_since_ms).or(self.lost_with),
             instance: self.instance.clone(),
+            is_local: self.is_local,
         };
         self.lost_with = opening.lost_with;
         let Some(opened) = ledger.open_lane(at, &opening) else { return false };
@@ -605,6 +686,11 @@ impl Recorder {
             return true;
         }
         let count_before = self.others.iter().map(|r| r.count).fold(0, u64::saturating_add);
+        let taken = opened.taken_over.as_ref().map_or(0, |record| record.count);
+        // Another connection has brought more since: what comes here may stand
+        // before that.
+        self.unordered |=
+            self.known_then.is_some_and(|known| known != count_before.saturating_add(taken));
         self.own = Some(match opened.taken_over {
             Some(record) => record.taken_over_by(self.nonce),
             None => Record::new(self.nonce, count_before),
@@ -614,9 +700,10 @@ impl Recorder {
 
     /// Writes what has changed.
     fn write_change<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
-        // An answer without an id belongs to the stream's record, too.
-        let belongs =
-            self.answered && matches!(self.carries, Carries::Known(..) | Carries::Unknown);
+        // What is found out without a new id belongs to the stream's record,
+        // too.
+        let belongs = (self.answered || self.repeats || self.unordered)
+            && matches!(self.carries, Carries::Known(..) | Carries::Unknown);
         if self.changed && (self.lane.is_some() || belongs) && self.hold_lane(ledger, at) {
             self.write(ledger, at);
         }

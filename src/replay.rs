@@ -24,8 +24,8 @@ const PATIENCE_US: u64 = 5_000_000;
 /// Calls that are remembered to have been answered, many times those of a POST.
 const MAX_ANSWERED: usize = 8 * MAX_CALLS;
 
-/// Pieces into which what is owed may fall while it comes out of order.
-const MAX_PIECES: usize = 512;
+/// Splits of what is owed, while it comes out of order.
+const MAX_SPLITS: usize = 512;
 
 /// How the connection of a resumption ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +67,8 @@ pub struct Replay {
     stream: Option<Placed>,
     /// An event with data has come.
     came: bool,
+    /// One with an id, too.
+    came_with_id: bool,
     /// The calls that were answered here.
     answered: Vec<u64>,
     found: Option<(ReplayFault, Action)>,
@@ -110,8 +112,11 @@ impl Current {
 pub enum Finding {
     /// Nothing that is wrong.
     Nothing,
-    /// An owed id has come a second time.
+    /// An id has come that is another event's, too: an owed one a second time,
+    /// or one with data that had none.
     Twice,
+    /// An owed id has come behind another one that stands behind it.
+    OutOfOrder,
     /// A fault.
     Fault(ReplayFault),
 }
@@ -124,6 +129,7 @@ impl Replay {
             since_us: 0,
             stream: None,
             came: false,
+            came_with_id: false,
             answered: Vec::new(),
             found: None,
         }
@@ -157,7 +163,9 @@ impl Replay {
         current: &mut Current,
         event: &Event,
     ) -> Finding {
-        let is_first = event.data && !std::mem::replace(&mut self.came, true);
+        self.came |= event.data;
+        let is_event = event.data && event.id.is_some();
+        let is_first = is_event && !std::mem::replace(&mut self.came_with_id, true);
         let finding = match (&event.id, self.session) {
             (Some(id), Some(session)) => {
                 let known =
@@ -177,6 +185,8 @@ impl Replay {
         finding
     }
 
+    /// Nothing is looked for that has an index in the stream's own sequence, if
+    /// no other can have that.
     fn see_new<S: Store>(
         &self,
         ledger: &Ledger,
@@ -186,7 +196,8 @@ impl Replay {
         id: &EventId,
         event: &Event,
     ) -> Finding {
-        if ledger.is_of_another(at, id, Some(session), Some(self.since_us)) {
+        let is_own = self.stream.as_ref().is_some_and(|placed| placed.owns_sequence_of(id));
+        if !is_own && ledger.is_of_another(at, id, Some(session), Some(self.since_us)) {
             let own = current.history(ledger, at, session);
             if !own.is_some_and(|own| own.streams.iter().any(|stream| stream.has(id))) {
                 return Finding::Fault(ReplayFault::ForeignSession);
@@ -195,8 +206,10 @@ impl Replay {
         let Some(placed) = self.stream.as_ref().filter(|_| event.data) else {
             return Finding::Nothing;
         };
-        let history = current.history(ledger, at, session);
-        if history.is_some_and(|history| placed.is_of_another(history, id, event)) {
+        if !is_own
+            && let Some(history) = current.history(ledger, at, session)
+            && placed.is_of_another(history, id, event)
+        {
             return Finding::Fault(ReplayFault::ForeignStream);
         }
         match &placed.order {
@@ -243,7 +256,9 @@ impl Replay {
     /// The connection is over. Gives what it came to, and the fault in it that
     /// is found only now.
     pub fn finish(&mut self, now_us: u64, end: End) -> (Outcome, Option<ReplayFault>) {
-        let late = self.found_at_end(now_us, end);
+        // What a cut kept from coming is not missing.
+        let was_cut = self.found.is_some_and(|(_, action)| action == Action::Cut);
+        let late = if was_cut { None } else { self.found_at_end(now_us, end) };
         let late = late.filter(|fault| self.note(*fault, Action::Passed));
         let order = self.stream.as_ref().and_then(|placed| placed.order.as_ref());
         let complete = order.is_some_and(|order| order.owed.is_empty());
@@ -252,6 +267,14 @@ impl Replay {
             None => (None, Action::Passed),
         };
         (Outcome { fault, action, complete }, late)
+    }
+
+    /// Whether ids came ahead of others, which may have come had the connection
+    /// not broken.
+    pub fn is_disordered(&self) -> bool {
+        let order = self.stream.as_ref().and_then(|placed| placed.order.as_ref());
+        let has_gap = matches!(self.found, Some((ReplayFault::Gap, _)));
+        !has_gap && order.is_some_and(|order| order.owed.are_passed_over())
     }
 
     fn found_at_end(&self, now_us: u64, end: End) -> Option<ReplayFault> {
@@ -276,13 +299,23 @@ impl Placed {
             return self.stream.has(id).then_some(Finding::Nothing);
         };
         let found = found?;
-        if !data || !found.data {
+        let is_cursor = found.behind == order.cursor.behind;
+        if data != found.data {
+            // Not the event that the ledger has, unless a connection begins
+            // with the cursor.
+            return Some(if is_cursor { Finding::Nothing } else { Finding::Twice });
+        }
+        if !data {
             return Some(Finding::Nothing);
         }
-        let is_cursor = found.behind == order.cursor.behind;
         Some(match order.owed.take(id) {
-            Some(Taken::OutOfOrder) if order.rising.is_some() => Finding::Fault(ReplayFault::Gap),
-            Some(_) => Finding::Nothing,
+            Some(Taken::Lost) => {
+                self.order = None;
+                Finding::Nothing
+            }
+            Some(Taken::Early) if order.rising.is_some() => Finding::Fault(ReplayFault::Gap),
+            Some(Taken::Late) => Finding::OutOfOrder,
+            Some(Taken::Early | Taken::InOrder) => Finding::Nothing,
             // rmcp replays inclusively.
             None if is_cursor && is_first => Finding::Nothing,
             None if order.owed.ever_had(found.owed) => Finding::Twice,
@@ -293,18 +326,33 @@ impl Placed {
         })
     }
 
+    /// Whether an id is of the stream's one sequence, and that is distinctive.
+    fn owns_sequence_of(&self, id: &EventId) -> bool {
+        let rising = self.order.as_ref().and_then(|order| order.rising);
+        id.places.iter().zip(id.distinctive_sequence).any(|(place, is_distinctive)| {
+            is_distinctive && place.is_some_and(|place| Some(place.sequence) == rising)
+        })
+    }
+
     /// Whether an id was issued on another stream of the session only.
     ///
     /// Sequences that every stream counts for itself have the same ids, so one
-    /// that isn't distinctive has to be known better.
+    /// that isn't distinctive has to be known better: the stream has been past
+    /// it, or its own ids have gaps.
     fn is_of_another(&self, history: &History, id: &EventId, event: &Event) -> bool {
-        let own = |stream: &&Stream| stream.number == self.stream.number;
+        // A session has one standalone stream, whatever its number.
+        let own = |stream: &&Stream| {
+            stream.number == self.stream.number
+                || (stream.kind == StreamKind::Standalone && stream.kind == self.stream.kind)
+        };
+        // Forgotten, it may have been begun anew by another connection of it.
+        let is_forgotten = !history.streams.iter().any(|stream| own(&stream));
         let is_answer = self.stream.calls().has_any(&event.answers);
         let may_be_own = history.unreadable
             || history.session.evicted_keys.may_have(id)
             || history.streams.iter().filter(own).any(|stream| stream.has(id))
             || self.stream.records.iter().any(|record| record.may_have_evicted(id));
-        if is_answer || may_be_own || self.uncertain {
+        if is_answer || is_forgotten || may_be_own || self.uncertain {
             return false;
         }
         let mut others = history.streams.iter().filter(|stream| {
@@ -312,7 +360,9 @@ impl Placed {
         });
         let Some(other) = others.next() else { return false };
         id.index_key().is_some()
-            || (history.session.complete && other.records.iter().all(|record| !record.evicted))
+            || (history.session.complete
+                && other.records.iter().all(|record| !record.evicted)
+                && self.stream.records.iter().all(|record| !record.may_come_to(id)))
     }
 
     /// Whether the last answer that was pending has come here.
@@ -324,7 +374,7 @@ impl Placed {
 
 impl Order {
     fn of(carried: &CarriedOn) -> Option<Self> {
-        let cursor = carried.stream.find_entry(&carried.cursor)?;
+        let cursor = carried.stream.find_entry(&carried.cursor).filter(|_| !carried.is_vague())?;
         let owed = carried.stream.owed_behind(&carried.cursor)?;
         Some(Order { owed: Owed::new(owed), cursor, rising: carried.stream.rising_sequence() })
     }
@@ -373,8 +423,8 @@ struct Owed {
     total: u64,
     /// The number of those behind the furthest that has come.
     furthest: Option<u64>,
-    /// They came in such a disorder that it isn't followed any more.
-    is_lost: bool,
+    /// How many pieces there may be.
+    most: usize,
 }
 
 /// An id that was owed has come.
@@ -382,19 +432,24 @@ struct Owed {
 enum Taken {
     /// It was the next.
     InOrder,
-    /// Others that come before it haven't come.
-    OutOfOrder,
+    /// Others that stand before it haven't come.
+    Early,
+    /// Others that stand behind it have come.
+    Late,
+    /// They come in such a disorder that it can't be followed.
+    Lost,
 }
 
 impl Owed {
     fn new(pieces: Vec<(Ids, u64)>) -> Self {
         let total = pieces.first().map_or(0, |(ids, behind)| behind.saturating_add(ids.count()));
-        Owed { pieces, total, furthest: None, is_lost: false }
+        let most = pieces.len().saturating_add(MAX_SPLITS);
+        Owed { pieces, total, furthest: None, most }
     }
 
     /// Whether all have come.
     fn is_empty(&self) -> bool {
-        self.pieces.is_empty() && !self.is_lost
+        self.pieces.is_empty()
     }
 
     /// Whether an id with so many behind it was among them.
@@ -415,6 +470,7 @@ impl Owed {
         };
         let (at, ids, behind, later) = self.pieces.iter().enumerate().find_map(find)?;
         let place = behind.saturating_add(later);
+        let is_late = self.furthest.is_some_and(|furthest| furthest < place);
         self.furthest = Some(self.furthest.map_or(place, |furthest| furthest.min(place)));
         let mut rest = Vec::new();
         let mut is_first = at == 0;
@@ -430,11 +486,12 @@ impl Owed {
             }
         }
         self.pieces.splice(at..=at, rest);
-        if self.pieces.len() > MAX_PIECES {
-            self.is_lost = true;
-            self.pieces.clear();
-        }
-        Some(if is_first { Taken::InOrder } else { Taken::OutOfOrder })
+        Some(match is_first {
+            _ if self.pieces.len() > self.most => Taken::Lost,
+            _ if is_late => Taken::Late,
+            true => Taken::InOrder,
+            false => Taken::Early,
+        })
     }
 }
 
@@ -467,14 +524,14 @@ mod tests {
         assert_eq!(owed.take(&id("s_1")), None);
         assert_eq!(owed.take(&id("s_2")), Some(Taken::InOrder));
         assert_eq!(owed.take(&id("s_2")), None);
-        assert_eq!(owed.take(&id("s_4")), Some(Taken::OutOfOrder));
+        assert_eq!(owed.take(&id("s_4")), Some(Taken::Early));
         assert!(owed.are_passed_over());
-        assert_eq!(owed.take(&id("s_3")), Some(Taken::InOrder));
+        assert_eq!(owed.take(&id("s_3")), Some(Taken::Late));
         assert!(!owed.are_passed_over());
-        assert_eq!(owed.take(&id("c-d")), Some(Taken::OutOfOrder));
+        assert_eq!(owed.take(&id("c-d")), Some(Taken::Early));
         assert!(owed.are_passed_over());
-        assert_eq!(owed.take(&id("s_5")), Some(Taken::InOrder));
-        assert_eq!(owed.take(&id("a-b")), Some(Taken::InOrder));
+        assert_eq!(owed.take(&id("s_5")), Some(Taken::Late));
+        assert_eq!(owed.take(&id("a-b")), Some(Taken::Late));
         assert!(owed.is_empty() && !owed.are_passed_over());
     }
 
@@ -483,10 +540,8 @@ mod tests {
         let ids: Vec<String> = (0..4_000).map(|n| format!("s_{n}")).collect();
         let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
         let mut owed = owed(&ids, "s_0");
-        for n in (2..4_000).step_by(2) {
-            owed.take(&id(&format!("s_{n}")));
-            assert!(owed.pieces.len() <= MAX_PIECES);
-        }
-        assert!(!owed.is_empty() && !owed.are_passed_over());
+        let taken = (2..4_000).step_by(2).map(|n| owed.take(&id(&format!("s_{n}"))));
+        let until = taken.take_while(|taken| *taken != Some(Taken::Lost)).count();
+        assert_eq!(until, MAX_SPLITS);
     }
 }

@@ -300,6 +300,16 @@ pub struct CarriedOn {
     pub was_cut: bool,
 }
 
+impl CarriedOn {
+    /// Whether the cursor may stand elsewhere on the stream: an id without data
+    /// that is sent whenever a connection begins may have left the window, and
+    /// come again as if it were new.
+    pub fn is_vague(&self) -> bool {
+        let has_data = self.stream.has_with_data(&self.cursor);
+        !has_data && self.stream.records.iter().any(|record| record.evicted)
+    }
+}
+
 /// A verdict, the stream that the cursor stands on, and who waits for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Judgement {

@@ -72,5 +72,5 @@ fn the_documented_memory_is_what_the_configurations_take() {
         let most = ledger.max_memory_bytes().div_ceil(1024 * 1024);
         assert_eq!(most.to_string(), *mib, "{row}");
     }
-    assert!(README.contains("158 MiB at most with the defaults"));
+    assert!(README.contains("159 MiB at most with the defaults"));
 }

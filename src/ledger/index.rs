@@ -96,11 +96,16 @@ pub enum Noted {
 
 /// A bucket of the index.
 #[derive(Debug, Default)]
-pub struct Bucket(Vec<Entry>);
+pub struct Bucket {
+    entries: Vec<Entry>,
+    /// An id left it that several sessions were sent: one that comes new may
+    /// be that.
+    forgot_shared: bool,
+}
 
 impl Bucket {
     /// The most bytes of an encoded bucket.
-    pub const MAX_BYTES: u64 = 2 + ENTRIES as u64 * 22;
+    pub const MAX_BYTES: u64 = 3 + ENTRIES as u64 * 22;
 
     /// Reads a bucket; what is none is an empty one.
     pub fn decode(bytes: &[u8]) -> Self {
@@ -108,6 +113,7 @@ impl Bucket {
         if reader.u8() != Some(VERSION) {
             return Bucket::default();
         }
+        let forgot_shared = reader.u8() == Some(1);
         let entries = reader.list(|reader| {
             Some(Entry {
                 key: reader.u64()?,
@@ -120,14 +126,15 @@ impl Bucket {
                 },
             })
         });
-        Bucket(entries.unwrap_or_default())
+        Bucket { entries: entries.unwrap_or_default(), forgot_shared }
     }
 
     /// Its bytes in shared data.
     pub fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::with_capacity(64);
         writer.u8(VERSION);
-        writer.list(&self.0, |w, entry| {
+        writer.u8(u8::from(self.forgot_shared));
+        writer.list(&self.entries, |w, entry| {
             w.u64(entry.key);
             w.u64(entry.session);
             entry.noted.write(w);
@@ -142,7 +149,7 @@ impl Bucket {
 
     /// Who was sent the id.
     pub fn get(&self, key: u64) -> Option<&Entry> {
-        self.0.iter().find(|entry| entry.key == key)
+        self.entries.iter().find(|entry| entry.key == key)
     }
 
     /// Notes that a session was sent the id, and whether that changed the
@@ -152,7 +159,7 @@ impl Bucket {
             How::Live => false,
             How::Replayed { since_us, .. } => entry.was_noted_before(since_us),
         };
-        match self.0.iter_mut().find(|entry| entry.key == key) {
+        match self.entries.iter_mut().find(|entry| entry.key == key) {
             Some(entry) if entry.session == session => (false, Noted::Own),
             Some(entry) if is_replay_of(entry) => {
                 let changed = entry.shared == Shared::No;
@@ -167,14 +174,23 @@ impl Bucket {
                 (true, Noted::SharedWith(entry.session))
             }
             None => {
-                if self.0.len() >= ENTRIES {
-                    self.0.remove(0);
+                if self.entries.len() >= ENTRIES {
+                    self.evict();
                 }
                 let is_unplaced = matches!(how, How::Replayed { placed: false, .. });
-                let shared = if is_unplaced { Shared::Replayed } else { Shared::No };
-                self.0.push(Entry { key, session, noted: Moment::of(now_us), shared });
+                let is_no_proof = is_unplaced || self.forgot_shared;
+                let shared = if is_no_proof { Shared::Replayed } else { Shared::No };
+                self.entries.push(Entry { key, session, noted: Moment::of(now_us), shared });
                 (true, Noted::Own)
             }
         }
+    }
+
+    /// Lets go of the oldest entry, of those that several sessions were sent
+    /// last.
+    fn evict(&mut self) {
+        let oldest = self.entries.iter().position(|entry| entry.shared != Shared::Live);
+        self.forgot_shared |= oldest.is_none();
+        self.entries.remove(oldest.unwrap_or(0));
     }
 }

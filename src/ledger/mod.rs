@@ -75,6 +75,8 @@ pub(crate) struct Opening {
     pub lost_with: Option<u64>,
     /// Who issues its events.
     pub instance: Option<Instance>,
+    /// Who has what others issued is not known.
+    pub is_local: bool,
 }
 
 impl Opening {
@@ -240,6 +242,7 @@ impl Ledger {
                     previous: 0,
                     hint: opening.hint,
                     owner,
+                    mixed: false,
                 };
                 if let Some((taken, record)) = &taken_over
                     && let Some(there) = session.lanes.iter_mut().find(|lane| lane.number == *taken)
@@ -251,6 +254,7 @@ impl Ledger {
                         // What was there before may not be this one's.
                         lane.owner = None;
                     }
+                    lane.mixed = there.mixed || (opening.is_local && there.owner != owner);
                     *there = lane.clone();
                 } else {
                     if history.is_none() && !session.has_room(&self.shape, number) {
@@ -400,7 +404,10 @@ impl Ledger {
         let mut streams: BTreeMap<u32, Stream> = BTreeMap::new();
         let mut unreadable = false;
         for lane in &session.lanes {
-            let record = self.read_record(at, session.fingerprint, session.way, lane);
+            let mut record = self.read_record(at, session.fingerprint, session.way, lane);
+            if let Some(record) = &mut record {
+                record.unordered |= lane.mixed;
+            }
             unreadable |= record.is_none();
             let stream = streams.entry(lane.stream).or_insert_with(|| Stream {
                 number: lane.stream,
@@ -586,6 +593,7 @@ impl Ledger {
         let disowned = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
             for lane in session.lanes.iter_mut().filter(|lane| lane.stream == stream) {
                 lane.owner = None;
+                lane.mixed = true;
             }
             (true, ())
         });
@@ -606,6 +614,21 @@ impl Ledger {
             session.learn_floor(floor);
             (true, ())
         });
+    }
+
+    /// A stream's owner was seen to have what is below a learned floor.
+    pub(crate) fn forget_floor<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        floor: Floor,
+    ) {
+        let forgotten = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
+            (session.forget_floor(&floor), ())
+        });
+        if forgotten.is_err() {
+            self.doubt(at, fingerprint);
+        }
     }
 
     /// A replay was cut for something else.
@@ -726,11 +749,28 @@ impl Ledger {
             let (changed, noted) = bucket.note(key, session.short(), how, now_us);
             (changed.then(|| bucket.encode()), noted)
         });
-        let kin = match noted {
-            Ok(Noted::Own) => return,
-            Ok(Noted::SharedWith(other)) => Some(other),
-            Ok(Noted::Shared) | Err(GaveUp) => None,
-        };
+        match noted {
+            Ok(Noted::Own) => {}
+            Ok(Noted::SharedWith(other)) => {
+                // Each of the two may be forgotten.
+                let set = at.store.get(&set_key(self.shape.set_of(other))).0.unwrap_or_default();
+                let other = Set::decode(&set).get_short(other).map(|other| other.fingerprint);
+                if let Some(other) = other {
+                    self.relate(at, other, Some(session.short()));
+                    self.relate(at, session, Some(other.short()));
+                }
+            }
+            Ok(Noted::Shared) | Err(GaveUp) => self.relate(at, session, None),
+        }
+    }
+
+    /// Between a session and another (`None`: any) nothing is distinctive.
+    fn relate<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        session: SessionFingerprint,
+        kin: Option<u64>,
+    ) {
         let related = self
             .change_session(at, session, Missing::Skip, |session, _| (session.add_kin(kin), ()));
         if related.is_err() {

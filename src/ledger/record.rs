@@ -212,6 +212,18 @@ impl Record {
         u32::try_from(ordinal).unwrap_or(u32::MAX)
     }
 
+    /// The ids behind the newest one with data.
+    pub fn behind_last_with_data(&self) -> Option<u64> {
+        let mut behind = 0u64;
+        for element in self.window.iter().rev() {
+            if element.data {
+                return Some(behind);
+            }
+            behind = behind.saturating_add(element.len());
+        }
+        None
+    }
+
     /// Whether an id is of the sequence that grows here. One id alone that can
     /// be read in two ways doesn't tell which.
     pub fn grows_in_sequence_of(&self, id: &EventId) -> bool {
@@ -308,9 +320,19 @@ impl Record {
         })
     }
 
+    /// Whether the id may be the next of a sequence that is counted here.
+    pub fn may_come_to(&self, id: &EventId) -> bool {
+        self.tails.iter().zip(&id.places).any(|readings| match readings {
+            (Some(tail), Some(place)) if tail.sequence == place.sequence => {
+                place.index > tail.highest && tail.highest <= self.count
+            }
+            _ => false,
+        })
+    }
+
     /// Whether the part that has left the window may have held this id.
     pub fn may_have_evicted(&self, id: &EventId) -> bool {
-        self.evicted && !(self.rising && self.is_past_head(id))
+        self.evicted && !(self.rising && (self.is_past_head(id) || !self.shares_sequence(id)))
     }
 
     /// Whether this id, which the window doesn't have, is one that has left it:

@@ -166,6 +166,8 @@ pub struct Lane {
     pub hint: u32,
     /// The instance that issued what is recorded; `None` if it can't be told.
     pub owner: Option<OwnerId>,
+    /// Several did, each with a sequence of its own: there is no order.
+    pub mixed: bool,
 }
 
 impl Lane {
@@ -401,6 +403,13 @@ impl Session {
         self.floors.push(new);
     }
 
+    /// Lets go of a learned floor. Whether it was there.
+    pub fn forget_floor(&mut self, floor: &Floor) -> bool {
+        let known = self.floors.len();
+        self.floors.retain(|known| known != floor);
+        self.floors.len() < known
+    }
+
     /// Why the last resumption from a cursor was cut, if it was, at this owner.
     pub fn cut_from(&self, cursor: u64, owner: Option<OwnerId>) -> Option<ReplayFault> {
         let mut cuts = self.cuts.iter();
@@ -561,6 +570,7 @@ impl Set {
                         previous: reader.u64()?,
                         hint: reader.u32()?,
                         owner: OwnerId::decode(reader.u32()?),
+                        mixed: flags & 16 != 0,
                     })
                 })?,
                 sent: reader.list(|reader| {
@@ -620,7 +630,10 @@ impl Set {
                     StreamKind::Standalone => 1,
                     StreamKind::Unplaced => 2,
                 };
-                w.u8(kind | (u8::from(lane.closed) << 2) | (u8::from(lane.finished) << 3));
+                w.u8(kind
+                    | (u8::from(lane.closed) << 2)
+                    | (u8::from(lane.finished) << 3)
+                    | (u8::from(lane.mixed) << 4));
                 w.u64(lane.nonce);
                 w.u64(lane.previous);
                 w.u32(lane.hint);
