@@ -17,13 +17,13 @@ use proxy_wasm::types::{Action, BufferType, Bytes, ContextType, MapType, MetricT
 
 use crate::budget::Budget;
 use crate::config::{Config, History};
-use crate::exchange::{BodyStep, Exchange, Guard, LogLine, Origin};
+use crate::exchange::{BodyStep, Exchange, Guard, Origin};
 use crate::fingerprint::Secret;
 use crate::ledger::{Access, Ledger};
 use crate::reply::{RESUMPTION_HEADER, Reply};
 use crate::request::Field;
 use crate::store::{Cas, CasMismatch, Store};
-use crate::telemetry::{LogLimit, LogPermit, Tally, replays_metric, resumptions_metric};
+use crate::telemetry::{LogLimit, LogLine, LogPermit, Tally, replays_metric, resumptions_metric};
 use crate::verdict::{Ruling, Verdict};
 
 /// A body is read in pieces, so that a large chunk doesn't grow the VM.
@@ -400,7 +400,7 @@ impl HttpContext for Stream {
                 body.add(exchange.response_end(guard, access, false), None);
             }
         });
-        let ruling = exchange.ruling().copied();
+        let ruling = exchange.ruling();
         for line in &body.found {
             self.tell(ruling.as_ref(), None, Some(line));
         }
@@ -420,7 +420,7 @@ impl HttpContext for Stream {
         self.set_http_response_trailer(RESUMPTION_HEADER, None);
         if let Some(exchange) = self.exchange.as_mut().filter(|_| self.response_body) {
             let step = self.worker.with(|guard, access| exchange.response_end(guard, access, true));
-            let ruling = exchange.ruling().copied();
+            let ruling = exchange.ruling();
             for line in &step.found {
                 self.tell(ruling.as_ref(), None, Some(line));
             }
@@ -434,7 +434,7 @@ impl HttpContext for Stream {
         };
         let step =
             self.worker.with(|guard, access| exchange.close(guard, access, ended_by_upstream));
-        let ruling = exchange.ruling().copied();
+        let ruling = exchange.ruling();
         let found = step.found.as_ref();
         self.tell(found.and(ruling.as_ref()), step.count.as_ref(), found);
         if let Some(outcome) = &step.outcome {

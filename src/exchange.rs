@@ -7,9 +7,7 @@
 //! may begin before the request's body ends. Nothing here waits; and a byte is
 //! held back or changed only where the answer to a resumption is checked.
 
-use std::fmt;
-
-use crate::blocks::Blocks;
+use crate::answer::{Answer, Resumed};
 use crate::budget::{Budget, Held};
 use crate::config::{
     Config, Escalation, HeaderName, Mode, OnUnverified, PendingCalls, ReasonPolicy, ReplayBuffer,
@@ -17,20 +15,18 @@ use crate::config::{
 use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::{Calls, SentIds};
-use crate::ledger::table::{Cut, Floor, Session};
+use crate::ledger::table::Session;
 use crate::ledger::{Access, Ledger};
 use crate::owner::Instance;
-use crate::recorder::{Batch, Carries, Recorder};
-use crate::replay::{self, Current, End, Finding, Outcome, Replay};
-use crate::reply::{self, RESUMPTION_HEADER, Reply, Scope};
+use crate::recorder::{Carries, Recorder};
+use crate::replay::{Outcome, Replay};
+use crate::reply::{RESUMPTION_HEADER, Reply, Scope};
 use crate::request::{self, Field, Method, Request, is_event_stream, is_json};
 use crate::store::Store;
+use crate::telemetry::LogLine;
 use crate::verdict::{
-    self, Action, CarriedOn, Cursor, Doubt, Fault, Judgement, ReplayFault, Ruling, Single, Verdict,
+    self, Action, CarriedOn, Cursor, Doubt, Fault, Judgement, Ruling, Single, Verdict,
 };
-
-/// Bytes of an event that are held until it is complete.
-const HELD_LIMIT: usize = 64 * 1024;
 
 /// What is the same for all exchanges of a configuration.
 #[derive(Debug)]
@@ -115,26 +111,6 @@ pub trait Origin {
     fn random(&self) -> u64;
 }
 
-/// A line about a resumption that was refused or isn't verified. The session
-/// stands there as its fingerprint, good for this process only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LogLine {
-    /// What was decided.
-    pub ruling: Ruling,
-    /// Whose resumption it was.
-    pub session: Option<SessionFingerprint>,
-}
-
-impl fmt::Display for LogLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "resumption {}: {}", self.ruling.action.as_str(), self.ruling)?;
-        match self.session {
-            Some(session) => write!(f, ", session {session}"),
-            None => Ok(()),
-        }
-    }
-}
-
 /// The JSON-RPC body of a POST, as far as it has come.
 #[derive(Debug)]
 enum Body {
@@ -143,35 +119,6 @@ enum Body {
     Coming(Vec<u8>, Held),
     /// All of it has come, and these are its requests.
     Whole(Calls, SentIds),
-}
-
-impl Gate {
-    fn new(budget: &Budget) -> Self {
-        Gate {
-            blocks: Blocks::default(),
-            held: Vec::new(),
-            budget: budget.hold(),
-            passing: false,
-            is_shut: false,
-        }
-    }
-
-    /// Takes some of an event. Whether it is to be looked at now: it is
-    /// complete, or too long to be held.
-    fn take(&mut self, part: &[u8], is_complete: bool) -> bool {
-        self.held.extend_from_slice(part);
-        let len = self.held.len();
-        let is_held = len <= HELD_LIMIT && (is_complete || self.budget.grow_to(len));
-        self.passing |= !is_held;
-        is_complete || self.passing
-    }
-
-    /// It has gone out.
-    fn release(&mut self, is_complete: bool) {
-        self.held.clear();
-        self.passing &= !is_complete;
-        self.budget.shrink();
-    }
 }
 
 /// An exchange.
@@ -194,25 +141,10 @@ pub struct Exchange {
     resumed: Option<CarriedOn>,
     body: Body,
     recorder: Option<Recorder>,
-    /// The check of a resumption's answer.
-    replay: Option<Replay>,
-    /// Where it may be cut.
-    gate: Option<Gate>,
-    /// Who sends it.
+    /// Who answers.
     instance: Option<Instance>,
-    /// It has ended cleanly.
-    ended: bool,
-}
-
-/// Holds an event until it is complete.
-struct Gate {
-    blocks: Blocks,
-    held: Vec<u8>,
-    budget: Held,
-    /// The event is too long, and passes.
-    passing: bool,
-    /// The stream was cut: nothing passes any more.
-    is_shut: bool,
+    /// The answer, if this is a resumption.
+    answer: Option<Answer>,
 }
 
 impl Exchange {
@@ -247,10 +179,8 @@ impl Exchange {
             resumed: None,
             body: Body::Unread,
             recorder: None,
-            replay: None,
-            gate: None,
             instance: None,
-            ended: false,
+            answer: None,
         };
         if !request.guarded {
             return (exchange, step);
@@ -507,12 +437,17 @@ impl Exchange {
             return;
         }
         step.attest = self.ruling;
-        self.ended = end;
-        if self.ruling.is_some() {
+        let resumed = self.ruling.map(|ruling| Resumed {
+            session: self.known_session(),
+            cursor: self.cursor,
+            ruling,
+            instance: self.instance.clone(),
+        });
+        if let Some(resumed) = &resumed {
             if value("content-length").is_some() {
                 step.remove.push("content-length".to_owned());
             }
-            self.replay = Some(Replay::unchecked());
+            self.answer = Some(Answer::unread(resumed.clone(), end));
         }
         // Where sessions are named that differ, whose events these are can't
         // be told: anybody's.
@@ -554,16 +489,17 @@ impl Exchange {
             at.now_us,
             guard.config.replay_buffer != ReplayBuffer::Shared,
         );
-        if self.ruling.is_some() {
-            let carried = self.resumed.take();
-            if let Some(carried) = &carried {
-                recorder = recorder.resumes(carried);
-            }
-            self.replay = Some(Replay::new(session, at.now_us, carried));
-            self.gate = replay::may_cut(&guard.config).then(|| Gate::new(&guard.body_budget));
-        }
-        self.recorder = Some(recorder);
         step.body = true;
+        let Some(resumed) = resumed else {
+            self.recorder = Some(recorder);
+            return;
+        };
+        let carried = self.resumed.take();
+        if let Some(carried) = &carried {
+            recorder = recorder.resumes(carried);
+        }
+        let replay = Replay::new(session, at.now_us, carried);
+        self.answer = Some(Answer::new(guard, resumed, end, recorder, replay));
     }
 
     /// Whether the answer to a resumption comes from an instance that can't
@@ -661,185 +597,31 @@ impl Exchange {
         at: &mut Access<'_, S>,
         bytes: &[u8],
     ) -> BodyStep {
-        let Some(recorder) = &mut self.recorder else { return BodyStep::default() };
-        if self.replay.is_none() {
-            recorder.record(&guard.ledger, at, bytes);
-            return BodyStep::default();
+        if let Some(answer) = &mut self.answer {
+            return answer.body(guard, at, bytes);
         }
-        let Some(mut gate) = self.gate.take() else {
-            let mut step = BodyStep::default();
-            let batch = recorder.read(&guard.ledger, at, bytes);
-            self.check(guard, at, &mut Current::default(), &batch, false, &mut step);
-            self.keep(guard, at, batch);
-            return step;
-        };
-        let step = self.pass_gate(guard, at, &mut gate, bytes);
-        self.gate = Some(gate);
-        step
-    }
-
-    /// Whether a part of the body may have to be replaced.
-    pub fn is_gated(&self) -> bool {
-        self.gate.is_some()
-    }
-
-    /// Lets through what is complete, up to an event that leads to a cut.
-    fn pass_gate<S: Store>(
-        &mut self,
-        guard: &Guard,
-        at: &mut Access<'_, S>,
-        gate: &mut Gate,
-        bytes: &[u8],
-    ) -> BodyStep {
-        if gate.is_shut {
-            return BodyStep { replace: Some(Vec::new()), ..BodyStep::default() };
-        }
-        let mut step = BodyStep::default();
-        let mut batch = Batch::default();
-        let mut out = Vec::new();
-        let held_before = !gate.held.is_empty();
-        let mut cut = None;
-        let mut history = Current::default();
-        let mut rest = bytes;
-        while !rest.is_empty() && cut.is_none() {
-            let (len, is_complete) = gate.blocks.next(rest);
-            let (part, tail) = rest.split_at_checked(len).unwrap_or((rest, &[]));
-            rest = tail;
-            if !gate.take(part, is_complete) {
-                break;
-            }
-            let Some(recorder) = &mut self.recorder else { break };
-            let read = recorder.read(&guard.ledger, at, &gate.held);
-            cut = self.check(guard, at, &mut history, &read, !gate.passing, &mut step);
-            if cut.is_none() {
-                batch.append(read);
-                out.append(&mut gate.held);
-            }
-            gate.release(is_complete);
-        }
-        self.keep(guard, at, batch);
-        if let Some((fault, id)) = cut {
-            gate.is_shut = true;
-            out.append(&mut self.cut(guard, at, fault, id));
-            step.reset = true;
-        }
-        if cut.is_some() || held_before || !gate.held.is_empty() {
-            step.replace = Some(out);
-        }
-        step
-    }
-
-    /// Checks events of a replay in their order. Gives the fault that leads to
-    /// a cut, if one does, and the id that showed it.
-    fn check<S: Store>(
-        &mut self,
-        guard: &Guard,
-        at: &mut Access<'_, S>,
-        history: &mut Current,
-        batch: &Batch,
-        can_cut: bool,
-        step: &mut BodyStep,
-    ) -> Option<(ReplayFault, Option<EventId>)> {
-        let mut replay = self.replay.take()?;
-        let mut cut = None;
-        for event in &batch.events {
-            match replay.see(&guard.ledger, at, history, event) {
-                Finding::Nothing => {}
-                Finding::Twice => {
-                    replay.give_up_order();
-                    if let Some(recorder) = &mut self.recorder {
-                        recorder.note_repeat();
-                    }
-                }
-                Finding::OutOfOrder => {
-                    if let Some(recorder) = &mut self.recorder {
-                        recorder.note_disorder();
-                    }
-                }
-                Finding::Fault(fault) => {
-                    let action = replay::judge(&guard.config, fault, can_cut);
-                    if replay.note(fault, action) || action == Action::Cut {
-                        step.found.push(self.found(fault, action));
-                    }
-                    if action == Action::Cut {
-                        cut = Some((fault, event.id));
-                        break;
-                    }
-                }
-            }
-        }
-        self.replay = Some(replay);
-        cut
-    }
-
-    /// A fault of the replay. It is what shows of the resumption from now on,
-    /// unless that should not have passed at all.
-    fn found(&mut self, fault: ReplayFault, action: Action) -> LogLine {
-        let ruling = Ruling { verdict: Verdict::Inconsistent(Fault::Replay(fault)), action };
-        let shows = match self.ruling.map(|ruling| ruling.verdict) {
-            Some(Verdict::Inconsistent(Fault::Replay(_))) => true,
-            Some(Verdict::Inconsistent(_)) => action == Action::Cut,
-            _ => true,
-        };
-        if shows {
-            self.ruling = Some(ruling);
-        }
-        self.log_line(ruling)
-    }
-
-    /// The ruling on a resumption as it stands now, for the filter state.
-    pub fn ruling(&self) -> Option<&Ruling> {
-        self.ruling.as_ref()
-    }
-
-    fn keep<S: Store>(&mut self, guard: &Guard, at: &mut Access<'_, S>, batch: Batch) {
         if let Some(recorder) = &mut self.recorder {
-            recorder.keep(&guard.ledger, at, batch);
+            recorder.record(&guard.ledger, at, bytes);
         }
-    }
-
-    /// A replay is cut: remembers that, and gives its last word.
-    fn cut<S: Store>(
-        &mut self,
-        guard: &Guard,
-        at: &mut Access<'_, S>,
-        fault: ReplayFault,
-        id: Option<EventId>,
-    ) -> Vec<u8> {
-        let mut pending = SentIds::new();
-        if let (Some(session), Some(cursor), Some(replay)) =
-            (self.known_session(), &self.cursor, &self.replay)
-        {
-            if guard.config.reject.pending_calls == PendingCalls::Settle
-                && let Some(history) = guard.ledger.history(at, session)
-            {
-                pending = history.pending_calls(cursor, replay.answered());
-                if !pending.is_empty() {
-                    guard.ledger.settle(at, session, cursor);
-                }
-            }
-            let index = id.and_then(|id| Some((id.whole, replay.rising_index(&id)?)));
-            let instance = self.instance.as_ref().filter(|instance| instance.id.is_told());
-            match (instance, fault, replay.stream(), index) {
-                (None, ..) => {}
-                (Some(instance), ReplayFault::Gap, Some(stream), Some((id, index))) => {
-                    let floor = Floor { stream, owner: instance.id, id, index };
-                    guard.ledger.learn_floor(at, session, floor);
-                }
-                (Some(instance), ..) => {
-                    let cut = Cut { cursor: cursor.whole, owner: instance.id, fault };
-                    guard.ledger.remember_cut(at, session, cut);
-                }
-            }
-        }
-        reply::last_word(Verdict::Inconsistent(Fault::Replay(fault)), &pending)
+        BodyStep::default()
     }
 
     /// The body could not be read: it may have had any id.
     pub fn response_body_unread<S: Store>(&mut self, guard: &Guard, at: &mut Access<'_, S>) {
-        if let Some(recorder) = &self.recorder {
-            guard.ledger.make_incomplete(at, recorder.session());
+        let of_answer = self.answer.as_ref().and_then(Answer::session);
+        if let Some(session) = self.recorder.as_ref().map(Recorder::session).or(of_answer) {
+            guard.ledger.make_incomplete(at, session);
         }
+    }
+
+    /// Whether a part of the response's body may have to be replaced.
+    pub fn is_gated(&self) -> bool {
+        self.answer.as_ref().is_some_and(Answer::is_gated)
+    }
+
+    /// The ruling on a resumption as it stands now, for the filter state.
+    pub fn ruling(&self) -> Option<Ruling> {
+        self.answer.as_ref().map(Answer::ruling).or(self.ruling)
     }
 
     /// The response has ended cleanly, with its body or, `with_trailers`, where
@@ -850,38 +632,19 @@ impl Exchange {
         at: &mut Access<'_, S>,
         with_trailers: bool,
     ) -> BodyStep {
-        let mut step = BodyStep::default();
-        self.ended = true;
-        let Some(recorder) = &mut self.recorder else { return step };
-        let mut gate = self.gate.take();
-        let held = gate.as_mut().map(|gate| std::mem::take(&mut gate.held)).unwrap_or_default();
-        if gate.is_some_and(|gate| gate.is_shut) || (with_trailers && !held.is_empty()) {
-            return step;
+        if let Some(answer) = &mut self.answer {
+            return answer.end(guard, at, with_trailers);
         }
-        let mut batch = recorder.read(&guard.ledger, at, &held);
-        batch.append(recorder.read_end(&guard.ledger));
-        let can_cut = !held.is_empty();
-        let cut = self.check(guard, at, &mut Current::default(), &batch, can_cut, &mut step);
-        match cut {
-            Some((fault, id)) => step.replace = Some(self.cut(guard, at, fault, id)),
-            None => {
-                self.keep(guard, at, batch);
-                step.replace = (!held.is_empty()).then_some(held);
-            }
-        }
-        self.close_recorder(guard, at);
-        step
-    }
-
-    fn close_recorder<S: Store>(&mut self, guard: &Guard, at: &mut Access<'_, S>) {
         if let Some(mut recorder) = self.recorder.take() {
+            recorder.finish(&guard.ledger, at);
             recorder.close(&guard.ledger, at);
         }
+        BodyStep::default()
     }
 
     /// Whether [`Exchange::close`] has anything to do.
     pub fn is_open(&self) -> bool {
-        self.uncounted || self.recorder.is_some() || self.replay.is_some()
+        self.uncounted || self.recorder.is_some() || self.answer.is_some()
     }
 
     /// The exchange is over, however it ended. `ended_by_upstream` tells
@@ -892,19 +655,16 @@ impl Exchange {
         at: &mut Access<'_, S>,
         ended_by_upstream: impl FnOnce() -> bool,
     ) -> CloseStep {
-        let mut step = CloseStep { count: self.take_uncounted(), ..CloseStep::default() };
-        if let Some(mut replay) = self.replay.take() {
-            let end = if self.ended || ended_by_upstream() { End::Upstream } else { End::Other };
-            let (outcome, late) = replay.finish(at.now_us, end);
-            step.found = late.map(|fault| self.found(fault, Action::Passed));
-            step.outcome = Some(outcome);
-            if replay.is_disordered()
-                && let Some(recorder) = &mut self.recorder
-            {
-                recorder.note_disorder();
-            }
+        if let Some(mut recorder) = self.recorder.take() {
+            recorder.close(&guard.ledger, at);
         }
-        self.close_recorder(guard, at);
+        let mut step = CloseStep { count: self.take_uncounted(), ..CloseStep::default() };
+        if let Some(mut answer) = self.answer.take() {
+            let (outcome, found) = answer.close(guard, at, ended_by_upstream);
+            self.ruling = Some(answer.ruling());
+            step.outcome = Some(outcome);
+            step.found = found;
+        }
         step
     }
 }

@@ -16,11 +16,18 @@
 //! [`exchange`] → [`recorder`] → [`sse`] (bytes to dispatched ids) →
 //! [`event_id`] → [`ledger`] → [`store`].
 //!
+//! # The way of the answer to a resumption
+//!
+//! [`exchange`] → [`owner`] (who sends it) → `answer` → [`blocks`] (up to the
+//! last complete event) → [`recorder`] → [`replay`] (is it what is owed?) → the
+//! chunk, or a cut.
+//!
 //! The core takes bytes, the time, randomness and a [`store::Store`] as
 //! arguments and knows nothing of proxy-wasm; `adapter` is all that does.
 
 #[cfg(target_arch = "wasm32")]
 mod adapter;
+mod answer;
 pub mod blocks;
 pub mod budget;
 mod codec;

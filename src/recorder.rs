@@ -302,6 +302,12 @@ impl Recorder {
     }
 
     /// The stream has ended cleanly: its last event may lack the blank line.
+    pub fn finish<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
+        let batch = self.read_end(ledger);
+        self.keep(ledger, at, batch);
+    }
+
+    /// Reads that event, and keeps nothing of it yet.
     pub(crate) fn read_end(&mut self, ledger: &Ledger) -> Batch {
         self.decode(ledger, |decoder, sink| decoder.finish(sink))
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::fingerprint::SessionFingerprint;
 use crate::replay::Outcome;
 use crate::verdict::Ruling;
 
@@ -88,6 +89,26 @@ impl Tally {
             &mut self.session_ids_reissued,
             &mut self.streams_without_ids,
         ]
+    }
+}
+
+/// A line about a resumption that was refused or isn't verified. The session
+/// stands there as its fingerprint, good for this process only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogLine {
+    /// What was decided.
+    pub ruling: Ruling,
+    /// Whose resumption it was.
+    pub session: Option<SessionFingerprint>,
+}
+
+impl fmt::Display for LogLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "resumption {}: {}", self.ruling.action.as_str(), self.ruling)?;
+        match self.session {
+            Some(session) => write!(f, ", session {session}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -16,15 +16,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mcp_resume_guard::budget::Budget;
 use mcp_resume_guard::config::Config;
-use mcp_resume_guard::exchange::{
-    CloseStep, Exchange, Guard, LogLine, Origin, RequestStep, ResponseStep,
-};
+use mcp_resume_guard::exchange::{CloseStep, Exchange, Guard, Origin, RequestStep, ResponseStep};
 use mcp_resume_guard::ledger::{Access, Ledger};
 use mcp_resume_guard::reply::Reply;
 use mcp_resume_guard::request::Field;
 use mcp_resume_guard::store::memory::SharedData;
 use mcp_resume_guard::store::{Cas, CasMismatch, Store};
-use mcp_resume_guard::telemetry::Tally;
+use mcp_resume_guard::telemetry::{LogLine, Tally};
 
 /// No two things happen at once, on whatever worker.
 static TICKS: AtomicU64 = AtomicU64::new(0);
@@ -363,7 +361,7 @@ impl<S: Store> Gateway<S> {
             reset: running.reset,
             found: running.found.iter().map(|line| line.ruling.to_string()).collect(),
             replay: outcome.map(|outcome| (outcome.result(), outcome.action.as_str())),
-            ruling: running.exchange.ruling().map(ToString::to_string),
+            ruling: running.exchange.ruling().map(|ruling| ruling.to_string()),
         }
     }
 
