@@ -225,7 +225,13 @@ impl Answer {
                 }
             }
         }
+        self.set_passed_over(self.replay.passes_over());
         None
+    }
+
+    /// Whether ids came ahead of others that may still come.
+    fn set_passed_over(&mut self, passed_over: bool) {
+        self.recorder.iter_mut().for_each(|recorder| recorder.set_passed_over(passed_over));
     }
 
     /// A fault of the replay. It is what shows of the resumption from now on,
@@ -304,6 +310,8 @@ impl Answer {
                 step.replace = can_cut.then_some(held);
             }
         }
+        // What hasn't come by now is missing.
+        self.set_passed_over(false);
         self.close_recorder(guard, at);
         step
     }
@@ -318,6 +326,7 @@ impl Answer {
     ) -> (Outcome, Option<LogLine>) {
         let end = if self.ended || ended_by_upstream() { End::Upstream } else { End::Other };
         let (outcome, late) = self.replay.finish(at.now_us, end);
+        self.set_passed_over(false);
         if self.replay.is_disordered() {
             self.recorder.iter_mut().for_each(Recorder::note_disorder);
         }

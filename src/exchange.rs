@@ -495,10 +495,10 @@ impl Exchange {
             return;
         };
         let carried = self.resumed.take();
+        let replay = Replay::new(session, at.now_us, carried.as_ref());
         if let Some(carried) = &carried {
-            recorder = recorder.resumes(carried);
+            recorder = recorder.resumes(carried, replay.is_ordered());
         }
-        let replay = Replay::new(session, at.now_us, carried);
         self.answer = Some(Answer::new(guard, resumed, end, recorder, replay));
     }
 

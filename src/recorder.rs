@@ -131,10 +131,14 @@ pub struct Recorder {
     known_then: Option<u64>,
     /// The cursor's place isn't certain.
     is_vague: bool,
-    /// Whether the last id with data that came again is the stream's newest.
-    at_newest: Option<bool>,
+    /// Nobody else looks at the order in which ids come again.
+    notes_order: bool,
+    /// The ids with data behind the last one that came again.
+    behind_again: Option<u64>,
     /// These may have come in another order than that of their events.
     unordered: bool,
+    /// The same, unless the connection ends with a gap.
+    passed_over: bool,
     /// An id came twice with data here.
     repeats: bool,
     /// Who issues the events.
@@ -203,8 +207,10 @@ impl Recorder {
             owed: 0,
             known_then: None,
             is_vague: false,
-            at_newest: None,
+            notes_order: carries != Carries::NewStream,
+            behind_again: None,
             unordered: false,
+            passed_over: false,
             repeats: false,
             instance: None,
             of_others: None,
@@ -221,8 +227,10 @@ impl Recorder {
         }
     }
 
-    /// It resumes from a cursor that is known.
-    pub fn resumes(mut self, carried: &CarriedOn) -> Self {
+    /// It resumes from a cursor that is known. `is_ordered`: what comes again is
+    /// checked for its order.
+    pub fn resumes(mut self, carried: &CarriedOn, is_ordered: bool) -> Self {
+        self.notes_order = !is_ordered;
         self.cursor = Some(carried.cursor);
         self.owed = carried.owed;
         let counts = carried.stream.records.iter().map(|record| record.count);
@@ -254,6 +262,12 @@ impl Recorder {
     pub(crate) fn note_disorder(&mut self) {
         self.changed |= !self.unordered;
         self.unordered = true;
+    }
+
+    /// Whether ids came ahead of others that are owed still: somebody else may
+    /// resume meanwhile.
+    pub(crate) fn set_passed_over(&mut self, passed_over: bool) {
+        self.changed |= std::mem::replace(&mut self.passed_over, passed_over) != passed_over;
     }
 
     /// The session whose events it records.
@@ -379,13 +393,14 @@ impl Recorder {
             self.join(ledger, at, &batch);
             self.doubt_place(ledger, at, &batch);
             self.doubt_floor(ledger, at, &batch);
+            let brings_again = batch.with_ids().any(|(id, event)| self.knows(id, event));
             if batch.with_ids().all(|(id, event)| self.knows(id, event)) {
                 batch.with_ids().for_each(|(id, event)| self.see_again(id, event.data));
-                if let Some(stream) = self.of_others.take() {
-                    ledger.disown(at, self.session, stream);
-                }
             } else {
                 keys = self.keep_new(ledger, at, &batch);
+            }
+            if brings_again && let Some(stream) = self.of_others.take() {
+                ledger.disown(at, self.session, stream);
             }
         }
         self.answer_calls(&batch, before);
@@ -431,9 +446,22 @@ impl Recorder {
         self.records().find_map(place).unwrap_or(1)
     }
 
-    fn ordinal_of_last_with_data(&self) -> u32 {
-        let last = |record: &Record| record.behind_last_with_data().map(|b| record.ordinal(b));
-        self.records().filter_map(last).max().unwrap_or(0)
+    /// The ids with data behind an id, and all that there are.
+    fn data_behind(&self, id: &EventId) -> (u64, u64) {
+        let (mut behind, mut all) = (None, 0u64);
+        let records: Vec<&Record> = self.records().collect();
+        for record in records.into_iter().rev() {
+            let found = record.find(id).map(|found| found.owed.saturating_add(all));
+            behind = behind.or(found);
+            all = all.saturating_add(record.owed());
+        }
+        (behind.unwrap_or(0), all)
+    }
+
+    /// Whether all ids are of one sequence that never fell.
+    fn rises(&self) -> bool {
+        let sequence = self.records().find_map(Record::rising_sequence);
+        sequence.is_some_and(|sequence| self.records().all(|r| r.rises_in(sequence)))
     }
 
     fn ordinal_of_last(&self) -> u32 {
@@ -475,12 +503,16 @@ impl Recorder {
                 // So are those between known ones: one that the server has
                 // before them, and that was not sent with them.
                 self.unordered |=
-                    self.carries == Carries::Standalone && self.at_newest == Some(false);
+                    self.carries == Carries::Standalone && self.behind_again > Some(0);
                 // New events while known ones are owed still: the server may
                 // have given those other ids.
                 self.unordered |= self.owed > 0;
                 self.pushed = self.pushed.saturating_add(1);
             }
+            // A lower one of a sequence that is further by now was stored
+            // before that, or the server counts anew.
+            let is_past = self.records().any(|record| record.is_past(id));
+            self.unordered |= is_past;
             let falls = self.falls(id);
             let Some(own) = &mut self.own else { break };
             self.changed = true;
@@ -532,7 +564,18 @@ impl Recorder {
             let place = self.ordinal(id);
             let is_owed = self.cursor.is_some_and(|cursor| place > self.ordinal(&cursor));
             self.owed = self.owed.saturating_sub(u64::from(is_owed));
-            self.at_newest = Some(place >= self.ordinal_of_last_with_data());
+            let (behind, all) = self.data_behind(id);
+            // What comes again in another order, or only in part: the server
+            // may have the others behind that.
+            let from = self.cursor.map_or(all, |cursor| self.data_behind(&cursor).0);
+            let in_order = match self.behind_again {
+                None if self.cursor == Some(*id) => true,
+                again => again.unwrap_or(from).checked_sub(1) == Some(behind),
+            };
+            if self.notes_order && !in_order && !self.rises() {
+                self.note_disorder();
+            }
+            self.behind_again = Some(behind);
         }
         if self.pushed == 0 {
             return;
@@ -708,8 +751,8 @@ impl Recorder {
     fn write_change<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
         // What is found out without a new id belongs to the stream's record,
         // too.
-        let belongs = (self.answered || self.repeats || self.unordered)
-            && matches!(self.carries, Carries::Known(..) | Carries::Unknown);
+        let belongs = (self.answered || self.repeats || self.unordered || self.passed_over)
+            && self.carries != Carries::NewStream;
         if self.changed && (self.lane.is_some() || belongs) && self.hold_lane(ledger, at) {
             self.write(ledger, at);
         }
@@ -720,7 +763,10 @@ impl Recorder {
         own.calls.clone_from(&self.calls);
         own.unordered |= self.unordered;
         own.repeats |= self.repeats;
+        let unordered = own.unordered;
+        own.unordered |= self.passed_over;
         ledger.write_record(at, self.session, lane.way, lane.number, own);
+        own.unordered = unordered;
         self.changed = false;
     }
 

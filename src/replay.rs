@@ -137,7 +137,7 @@ impl Replay {
 
     /// The check of an answer that begins now, to a resumption that carries on
     /// a stream, if that is known.
-    pub fn new(session: SessionFingerprint, since_us: u64, carried: Option<CarriedOn>) -> Self {
+    pub fn new(session: SessionFingerprint, since_us: u64, carried: Option<&CarriedOn>) -> Self {
         let stream = carried.filter(|carried| carried.stream.kind != StreamKind::Unplaced);
         Replay {
             session: Some(session),
@@ -145,9 +145,9 @@ impl Replay {
             stream: stream.map(|carried| {
                 let uncertain = carried.uncertain || carried.ambiguous;
                 Placed {
-                    order: Order::of(&carried).filter(|_| !uncertain),
+                    order: Order::of(carried).filter(|_| !uncertain),
                     cursor: carried.cursor,
-                    stream: carried.stream,
+                    stream: carried.stream.clone(),
                     uncertain,
                 }
             }),
@@ -269,6 +269,17 @@ impl Replay {
         (Outcome { fault, action, complete }, late)
     }
 
+    /// Whether the order is known in which ids have to come.
+    pub fn is_ordered(&self) -> bool {
+        self.stream.as_ref().is_some_and(|placed| placed.order.is_some())
+    }
+
+    /// Whether ids came ahead of others that may still come.
+    pub fn passes_over(&self) -> bool {
+        let order = self.stream.as_ref().and_then(|placed| placed.order.as_ref());
+        order.is_some_and(|order| order.rising.is_none() && order.owed.are_passed_over())
+    }
+
     /// Whether ids came ahead of others, which may have come had the connection
     /// not broken.
     pub fn is_disordered(&self) -> bool {
@@ -319,10 +330,10 @@ impl Placed {
             // rmcp replays inclusively.
             None if is_cursor && is_first => Finding::Nothing,
             None if order.owed.ever_had(found.owed) => Finding::Twice,
+            None if order.cursor.data => Finding::Fault(ReplayFault::Repeated),
             // Ids without data are sent whenever a connection begins: what
             // stands before one isn't certain.
-            None if order.cursor.data => Finding::Fault(ReplayFault::Repeated),
-            None => Finding::Nothing,
+            None => Finding::OutOfOrder,
         })
     }
 
@@ -376,7 +387,9 @@ impl Order {
     fn of(carried: &CarriedOn) -> Option<Self> {
         let cursor = carried.stream.find_entry(&carried.cursor).filter(|_| !carried.is_vague())?;
         let owed = carried.stream.owed_behind(&carried.cursor)?;
-        Some(Order { owed: Owed::new(owed), cursor, rising: carried.stream.rising_sequence() })
+        let rising = carried.stream.rising_sequence();
+        let is_known = rising.is_some() || carried.is_whole;
+        is_known.then(|| Order { owed: Owed::new(owed), cursor, rising })
     }
 
     /// Whether an id that is new passes over what is owed: it is of the same

@@ -294,6 +294,8 @@ pub struct CarriedOn {
     pub ambiguous: bool,
     /// It may stand on one more that the guard doesn't know.
     pub uncertain: bool,
+    /// Nothing of the session may have come unseen, or where it isn't known.
+    pub is_whole: bool,
     /// The owners of all that it stands on, if they are all known.
     pub owners: Option<Vec<OwnerId>>,
     /// A resumption from this cursor was cut.
@@ -443,6 +445,7 @@ fn carried_on(
         owed: stream.find(cursor).unwrap_or(0),
         ambiguous: issued.len() > 1,
         uncertain: is_doubted || history.may_be_of_unseen(cursor),
+        is_whole: history.is_whole(),
         owners: owners.map(|owners| owners.concat()),
         was_cut: history.session.was_cut(cursor.whole),
     })

@@ -280,3 +280,103 @@ fn a_get_that_replays_what_was_not_sent() {
     }
     assert_resumes(&mut gateway, "a", U[1], &[U[2]]);
 }
+
+/// What a store has in another order than it sent it: from `first`, the
+/// beginning of that; from the last of these, the rest.
+#[track_caller]
+fn assert_resumes_twice(gateway: &mut Gateway, first: &str, begin: &[&str], rest: &[&str]) {
+    assert_resumes(gateway, "a", first, begin);
+    assert_resumes(gateway, "a", begin.last().unwrap(), rest);
+}
+
+#[test]
+fn a_get_that_replays_in_another_order() {
+    for replayed in [&[U[1]][..], &[U[1], U[0]]] {
+        let mut gateway = gateway(CUT);
+        for ids in [&[U[0], U[1]], replayed] {
+            let mut stream = gateway.listen("a");
+            gateway.events(&mut stream, ids);
+            gateway.abort(stream);
+        }
+        assert_resumes(&mut gateway, "a", U[1], &[U[0]]);
+    }
+}
+
+#[test]
+fn another_order_shows_while_the_first_resumption_runs() {
+    let mut gateway = gateway(CUT);
+    let stream = call_with(&mut gateway, &U[..3]);
+    gateway.abort(stream);
+    let mut first = gateway.resume("a", U[0]);
+    gateway.events(&mut first, &[U[2]]);
+    assert_resumes(&mut gateway, "a", U[2], &[U[1]]);
+}
+
+#[test]
+fn another_order_behind_a_priming_id() {
+    let mut gateway = gateway(CUT);
+    let mut stream = gateway.listen("a");
+    gateway.priming(&mut stream, U[0]);
+    gateway.events(&mut stream, &U[1..4]);
+    gateway.abort(stream);
+    // A new one for each connection, where the cursor is.
+    let mut stream = gateway.resume("a", U[0]);
+    gateway.priming(&mut stream, U[4]);
+    gateway.abort(stream);
+    assert_resumes_twice(&mut gateway, U[4], &[U[2]], &[U[3], U[1]]);
+}
+
+#[test]
+fn another_order_where_the_cursors_place_is_not_known() {
+    let mut gateway = gateway(&CUT.replacen('{', r#"{"state":{"ids_per_stream":4},"#, 1));
+    let mut stream = gateway.call("a", 1);
+    gateway.priming(&mut stream, U[0]);
+    gateway.priming(&mut stream, U[1]);
+    gateway.events(&mut stream, &U[2..5]);
+    gateway.abort(stream);
+    assert_resumes_twice(&mut gateway, U[1], &[U[3]], &[U[2], U[4]]);
+}
+
+#[test]
+fn another_order_on_a_stream_that_is_not_placed() {
+    let mut gateway = gateway(&CUT.replacen('{', r#"{"state":{"ids_per_stream":3},"#, 1));
+    let mut stream = gateway.call("a", 1);
+    let priming = uuid(1);
+    gateway.priming(&mut stream, &priming);
+    gateway.events(&mut stream, &U);
+    gateway.abort(stream);
+    // It has left the window.
+    let mut stream = gateway.resume("a", &priming);
+    gateway.priming(&mut stream, &priming);
+    gateway.abort(stream);
+    let begin = [U[1], U[2], U[0], U[4], U[5]];
+    assert_resumes_twice(&mut gateway, &priming, &begin, &[U[3]]);
+}
+
+#[test]
+fn an_index_that_was_stored_before_one_that_was_sent() {
+    let mut gateway = gateway(r#"{"retention":{"events_per_stream":1}}"#);
+    let mut stream = gateway.listen("a");
+    gateway.events(&mut stream, &["_1", "_2"]);
+    gateway.abort(stream);
+    // `_3` and `_4` are stored, and not sent here.
+    let mut stream = gateway.listen("a");
+    gateway.priming(&mut stream, "_5");
+    gateway.abort(stream);
+    assert_resumes(&mut gateway, "a", "_2", &["_3", "_4"]);
+    let stream = gateway.resume("a", "_5");
+    assert_nothing_found(&gateway.end(stream));
+}
+
+#[test]
+fn an_instance_that_primes_and_counts_anew_in_one_chunk() {
+    let mut gateway = gateway(r#"{"retention":{"events_per_stream":3}}"#);
+    let mut first = gateway.listen("a");
+    gateway.events(&mut first, &["_0", "_1", "_2", "_3", "_4", "_5", "_6"]);
+    gateway.address = "127.0.0.1:8001".to_owned();
+    let mut second = gateway.listen("a");
+    gateway.send(&mut second, "id: p\ndata:\n\nid: _0\ndata: {}\n\nid: _1\ndata: {}\n\n");
+    gateway.abort(second);
+    let stream = gateway.resume("a", "_1");
+    assert_nothing_found(&gateway.end(stream));
+}

@@ -212,18 +212,6 @@ impl Record {
         u32::try_from(ordinal).unwrap_or(u32::MAX)
     }
 
-    /// The ids behind the newest one with data.
-    pub fn behind_last_with_data(&self) -> Option<u64> {
-        let mut behind = 0u64;
-        for element in self.window.iter().rev() {
-            if element.data {
-                return Some(behind);
-            }
-            behind = behind.saturating_add(element.len());
-        }
-        None
-    }
-
     /// Whether an id is of the sequence that grows here. One id alone that can
     /// be read in two ways doesn't tell which.
     pub fn grows_in_sequence_of(&self, id: &EventId) -> bool {
@@ -315,6 +303,17 @@ impl Record {
         self.tails.iter().zip(&id.places).any(|readings| match readings {
             (Some(tail), Some(place)) => {
                 tail.sequence == place.sequence && place.index > tail.highest
+            }
+            _ => false,
+        })
+    }
+
+    /// Whether the id is of the sequence in which the newest id stands, and
+    /// below the highest index there.
+    pub fn is_past(&self, id: &EventId) -> bool {
+        self.tails.iter().zip(&id.places).any(|readings| match readings {
+            (Some(tail), Some(place)) => {
+                tail.sequence == place.sequence && place.index < tail.highest
             }
             _ => false,
         })

@@ -232,6 +232,12 @@ impl History {
         unplaced.map(Stream::last_event_ms).max()
     }
 
+    /// Whether all that was issued stands on its stream, or has left a window of
+    /// that.
+    pub fn is_whole(&self) -> bool {
+        self.session.complete && !self.unreadable && self.last_unplaced_ms().is_none()
+    }
+
     /// Whether a stream of it is finished: of a POST's that seems open, the
     /// answer may have come on a stream that isn't known.
     pub fn finished(&self, stream: &Stream) -> Finished {
