@@ -143,6 +143,12 @@ impl Worker {
         self.to_reset.borrow_mut().push(context);
         set_tick(RESET_AFTER);
     }
+
+    /// A stream has ended by itself. Envoy crashes if one is reset that has
+    /// ended and isn't deleted yet.
+    fn reset_no_more(&self, context: u32) {
+        self.to_reset.borrow_mut().retain(|other| *other != context);
+    }
 }
 
 fn set_tick(period: Duration) {
@@ -227,7 +233,6 @@ impl RootContext for Root {
         set_tick(Duration::ZERO);
         let Some(worker) = &self.worker else { return };
         for context in worker.to_reset.take() {
-            // One that is gone already is refused.
             if hostcalls::set_effective_context(context).is_ok()
                 && let Err(status) = hostcalls::reset_http_response()
             {
@@ -429,6 +434,7 @@ impl HttpContext for Stream {
     }
 
     fn on_log(&mut self) {
+        self.worker.reset_no_more(self.context);
         let Some(exchange) = self.exchange.as_mut().filter(|exchange| exchange.is_open()) else {
             return;
         };
