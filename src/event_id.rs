@@ -55,10 +55,15 @@ impl EventId {
             whole,
             places: [trailing, leading],
             distinctive: is_distinctive(text, prefix, suffix),
-            distinctive_sequence: [
-                trailing.is_some() && random_bits(prefix) >= SEQUENCE_BITS,
-                leading.is_some() && random_bits(suffix) >= SEQUENCE_BITS,
-            ],
+            distinctive_sequence: {
+                // What isn't set off is a part of the random text, and a
+                // sequence of its own.
+                let set_off = set_off_index(text, prefix, suffix);
+                [
+                    trailing.is_some() && set_off[0] && random_bits(prefix) >= SEQUENCE_BITS,
+                    leading.is_some() && set_off[1] && random_bits(suffix) >= SEQUENCE_BITS,
+                ]
+            },
         })
     }
 
@@ -154,6 +159,20 @@ const TIMESTAMP_BITS: f32 = 20.0;
 /// set off at an end, the rest needs 100, as Go's stream id has. Hexadecimal
 /// and base 64 are read as what they say, if that is text.
 fn is_distinctive(text: &[u8], prefix: &[u8], suffix: &[u8]) -> bool {
+    match set_off_index(text, prefix, suffix) {
+        [false, false] => {
+            let Randomness { bits, counted } = randomness(text);
+            bits >= if counted { SEQUENCE_BITS } else { ID_BITS }
+        }
+        [true, false] => random_bits(prefix) >= SEQUENCE_BITS,
+        [false, true] => random_bits(suffix) >= SEQUENCE_BITS,
+        [true, true] => random_bits(text) >= SEQUENCE_BITS,
+    }
+}
+
+/// Whether an index stands at the end, and at the start, that is set off from
+/// the rest, and no part of a UUID.
+fn set_off_index(text: &[u8], prefix: &[u8], suffix: &[u8]) -> [bool; READINGS] {
     let is_set_off = |byte: Option<&u8>| byte.is_some_and(|byte| !byte.is_ascii_alphanumeric());
     let index_behind = prefix.len() < text.len()
         && is_set_off(prefix.last())
@@ -161,15 +180,7 @@ fn is_distinctive(text: &[u8], prefix: &[u8], suffix: &[u8]) -> bool {
     let index_before = suffix.len() < text.len()
         && is_set_off(suffix.first())
         && !text.first_chunk::<UUID_LEN>().is_some_and(|start| is_uuid(start));
-    match (index_behind, index_before) {
-        (false, false) => {
-            let Randomness { bits, counted } = randomness(text);
-            bits >= if counted { SEQUENCE_BITS } else { ID_BITS }
-        }
-        (true, false) => random_bits(prefix) >= SEQUENCE_BITS,
-        (false, true) => random_bits(suffix) >= SEQUENCE_BITS,
-        (true, true) => random_bits(text) >= SEQUENCE_BITS,
-    }
+    [index_behind, index_before]
 }
 
 /// An estimate of the randomness of a text.
@@ -394,6 +405,15 @@ mod tests {
         }
         let go = id("7ZKQ3M5VXN2LB4YTRW6CJHDPAE_4");
         assert!(go.distinctive && go.distinctive_sequence[0]);
+        // What looks like an index is a part of the random text.
+        for text in [
+            "12345678-1a34-4234-9234-123456789012",
+            "101c04b5-1a34-4234-9234-12345678901f",
+            "550e8400-e29b-41d4-a716-446655440000_1764444444444_k3j5h212",
+        ] {
+            let id = id(text);
+            assert_eq!(id.index_key(), Some(id.whole), "{text}");
+        }
     }
 
     #[test]

@@ -643,3 +643,18 @@ fn what_a_cut_kept_from_coming_is_not_missing() {
     let sent = [UUIDS[1], UUIDS[3], UUIDS[5], UUIDS[2]];
     assert_cut(&resumed(&mut gateway, UUIDS[0], &sent), &sent[..2], "foreign_stream");
 }
+
+#[test]
+fn a_leak_of_an_id_that_has_left_the_other_sessions_window() {
+    let config = CUT.replacen('{', r#"{"state":{"ids_per_stream":2},"#, 1);
+    // UUIDs that begin, and end, with digits too.
+    for leaked in [UUIDS[0], "101c04b5-1a34-4234-9234-1234567890ff", UUIDS[3]] {
+        let mut gateway = gateway(&config, &["s_0", "s_1"]);
+        gateway.initialize("b");
+        let mut other = gateway.call("b", 1);
+        gateway.events(&mut other, &[leaked, UUIDS[1], UUIDS[2], UUIDS[4], UUIDS[5]]);
+        assert_cut(&resumed(&mut gateway, "s_0", &[leaked]), &[], "foreign_session");
+        let foreign = "inconsistent;reason=foreign_session;action=rejected";
+        assert_eq!(gateway.verdict("a", leaked), foreign);
+    }
+}
