@@ -4,16 +4,17 @@ never refused, not even with every check at its sharpest."""
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any, Callable
 
 import pytest
 from tests.harness import servers, sse
-from tests.harness.client import HTTP1, HTTP2
+from tests.harness.cases import all_of
+from tests.harness.client import HTTP1
 from tests.harness.event_ids import FORMATS, EventIds, Go, McpGo, Rmcp, Uuid4
-from tests.harness.gateway import Answer, Gateway, eventually
+from tests.harness.gateway import Answer
 from tests.harness.mcp_client import JSON, Session, request
 from tests.harness.mcp_server import ServerStream
+from tests.harness.mcp_server import notification as note
 from tests.harness.servers import Model
 from tests.harness.upstream import Exchange
 
@@ -24,20 +25,20 @@ FINE = {"complete", "unchecked"}
 CALL = 7
 """The JSON-RPC id of the calls here."""
 
-
-def note(number: int) -> str:
-    """A notification."""
-    params = {"progressToken": 1, "progress": number}
-    return json.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+TURNS = 20
+"""Of the event loop, in which the server sends what is published."""
 
 
 class Trial:
     """Clients of one server, all of whose answers are looked at, and what was found out."""
 
-    def __init__(self, gateway: Gateway, server: Model, http: str) -> None:
-        self.gateway = gateway
+    def __init__(
+        self, gateways: Any, server: Model, http: str = HTTP1, guard: Any = HARDEST
+    ) -> None:
         self.server = server
         self.http = http
+        self._gateways = gateways
+        self._guard = guard
         self.verdicts = {"continue"}
         """Those that its resumptions may get."""
         self.results = FINE
@@ -47,9 +48,10 @@ class Trial:
         self._replays = 0
 
     async def __aenter__(self) -> Trial:
+        self.gateway = await self._gateways.get(self._guard)
         self.gateway.serve(self.server)
-        await self._quiet()
-        self._found_before = servers.replays(self.gateway.envoy)
+        await self.gateway.quiet()
+        self._found_before = self.gateway.replays()
         self._log_before = len(self.gateway.envoy.wasm_log())
         return self
 
@@ -89,13 +91,12 @@ class Trial:
     async def visit(self, session: Session, *cursors: str) -> None:
         """Resumptions, one after the other, each left when all that there is has come."""
         for cursor in cursors:
-            answer = await self.resume(session, cursor)
-            await self.received(answer)
-            await self.leave(answer)
+            await self.lose(await self.resume(session, cursor))
 
     async def received(self, answer: Answer) -> list[str]:
         """The event ids of all that the server has sent so far, as soon as it is there."""
-        await asyncio.sleep(0.002)  # What was published is on its way then.
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
         sent = self.server.sent(answer)
         body = await asyncio.wait_for(answer.response.bytes_seen(len(sent)), 5)
         assert body == sent
@@ -107,23 +108,23 @@ class Trial:
         assert answer.response.ended == "complete"
         return await self.received(answer)
 
-    async def leave(self, answer: Answer) -> None:
-        """Goes away without a word."""
+    async def leave(self, answer: Answer, *, noticed: bool = False) -> None:
+        """Goes away without a word; waits until the server has `noticed`."""
         self._left.append(answer)
         await answer.response.abort()
+        if noticed:
+            await self.server.rid_of(answer)
 
     def _note(self, answer: Answer) -> Answer:
         assert answer.status == 200
         self._answers.append(answer)
         return answer
 
-    async def _quiet(self) -> None:
-        """Waits until no request is under way any more."""
-        self.gateway.drop_connections()
-        envoy, name = self.gateway.envoy, "envoy_http_downstream_rq_active"
-        assert await eventually(
-            lambda: not envoy.metric(name, envoy_http_conn_manager_prefix="mcp")
-        )
+    async def lose(self, answer: Answer) -> list[str]:
+        """What it has received so far; then the connection breaks."""
+        ids = await self.received(answer)
+        await self.leave(answer)
+        return ids
 
     async def _check(self) -> None:
         for answer in self._answers:
@@ -133,28 +134,12 @@ class Trial:
             else:
                 await self.received(answer)
                 assert answer.response.ended in (None, "complete")
-        await self._quiet()
-        found = servers.replays(self.gateway.envoy)
-        news = {key: found[key] - self._found_before.get(key, 0) for key in found}
-        news = {key: count for key, count in news.items() if count}
-        assert news.keys() <= {f"{result};passed" for result in self.results}
-        assert sum(news.values()) == self._replays
+        await self.gateway.quiet()
+        found = self.gateway.replays() - self._found_before
+        assert found.keys() <= {f"{result};passed" for result in self.results}
+        assert sum(found.values()) == self._replays
         logged = self.gateway.envoy.wasm_log()[self._log_before :]
         assert self.results is not FINE or not any("inconsistent" in line for _, line in logged)
-
-
-@pytest.fixture(
-    params=[({}, HTTP1), (HARDEST, HTTP1), (HARDEST, HTTP2)],
-    ids=["defaults", "hardest-1", "hardest-2"],
-)
-def trial(
-    request: pytest.FixtureRequest, loop: asyncio.AbstractEventLoop, gateways: Any
-) -> Callable[[Model], Trial]:
-    """`async with trial(server) as t` tries a server with the configuration that users start
-    with, and with the hardest one."""
-    guard, http = request.param
-    gateway = loop.run_until_complete(gateways.get(guard))
-    return lambda server: Trial(gateway, server, http)
 
 
 # What every client does with every server
@@ -172,8 +157,7 @@ async def calls_with_losses(t: Trial) -> None:
     await t.visit(session, ids[-1])
     answer = await t.resume(session, ids[1])
     stream.publish(note(5))
-    ids += await t.received(answer)
-    await t.leave(answer)
+    ids += await t.lose(answer)
     await t.visit(session, ids[-1], ids[0], ids[-2], ids[2])
     t.server.answer(session.id or "", CALL)
     answer = await t.resume(session, ids[-2])
@@ -190,35 +174,29 @@ async def listens_with_losses(t: Trial) -> None:
     answer = await t.listen(session)
     for number in range(3):
         stream.publish(note(number))
-    ids = await t.received(answer)
-    await t.leave(answer)
+    ids = await t.lose(answer)
     stream.publish(note(3))
     stream.publish(note(4))
     answer = await t.listen(session)
     stream.publish(note(5))
-    await t.received(answer)
-    await t.leave(answer)
-    answer = await t.resume(session, ids[-1])
-    late = await t.received(answer)
-    await t.leave(answer)
+    await t.lose(answer)
+    late = await t.lose(await t.resume(session, ids[-1]))
     for cursor in [*late, *ids[-2:], *late]:
         answer = await t.resume(session, cursor)
         stream.publish(note(6))
-        await t.received(answer)
-        await t.leave(answer)
+        await t.lose(answer)
 
 
 async def everything_at_once(t: Trial) -> None:
     """Clients with both, each with several sessions."""
-    await asyncio.gather(
-        *(scenario(t) for scenario in (calls_with_losses, listens_with_losses) * 2)
-    )
+    scenarios = (calls_with_losses, listens_with_losses) * 2
+    await all_of({f"{s.__name__} {n}": s(t) for n, s in enumerate(scenarios)})
 
 
 @pytest.mark.parametrize("ids", FORMATS)
-async def test_every_format(trial: Any, ids: type[EventIds]) -> None:
+async def test_every_format(gateways: Any, http: str, ids: type[EventIds]) -> None:
     """With a server that has no ways of its own."""
-    async with trial(Model(ids())) as t:
+    async with Trial(gateways, Model(ids()), http) as t:
         await everything_at_once(t)
 
 
@@ -232,32 +210,31 @@ async def test_every_format(trial: Any, ids: type[EventIds]) -> None:
         servers.EncryptingServer,
     ],
 )
-async def test_servers_that_lose_nothing(trial: Any, server: Callable[[], Model]) -> None:
+async def test_servers_that_lose_nothing(
+    gateways: Any, http: str, server: Callable[[], Model]
+) -> None:
     """rmcp replays the cursor itself, and begins with `0`; Go replays from the start; Python has
     new priming events; mcp-go one counter for all; Envoy AI Gateway other ids each time."""
-    async with trial(server()) as t:
+    async with Trial(gateways, server(), http) as t:
         await everything_at_once(t)
 
 
-async def test_an_older_cursor_again_after_a_newer_one(trial: Any) -> None:
+async def test_an_older_cursor_again_after_a_newer_one(gateways: Any) -> None:
     """A client whose newest connection brought it nothing (Python)."""
-    async with trial(servers.PythonServer()) as t:
+    async with Trial(gateways, servers.PythonServer()) as t:
         session = await t.session()
-        answer = await t.call(session, 6)
-        ids = await t.received(answer)
-        await t.leave(answer)
+        ids = await t.lose(await t.call(session, 6))
         for cursor in (ids[5], ids[2], ids[4], ids[2], ids[6], ids[0]):
             answer = await t.resume(session, cursor)
-            ids += (await t.received(answer))[-1:]
-            await t.leave(answer)
+            ids += (await t.lose(answer))[-1:]
             # The priming event that it brought is a cursor, too.
             await t.visit(session, ids[-1])
 
 
 @pytest.mark.parametrize("ids", [Go, Rmcp, McpGo, Uuid4])
-async def test_events_that_were_stored_and_not_sent(trial: Any, ids: type[EventIds]) -> None:
+async def test_events_that_were_stored_and_not_sent(gateways: Any, ids: type[EventIds]) -> None:
     """They show up in a replay, before others that are known, and are cursors then."""
-    async with trial(servers.HalfSendingServer(ids())) as t:
+    async with Trial(gateways, servers.HalfSendingServer(ids())) as t:
         session = await t.session()
         stream = t.standalone(session)
         answer = await t.listen(session)
@@ -271,60 +248,53 @@ async def test_events_that_were_stored_and_not_sent(trial: Any, ids: type[EventI
         await everything_at_once(t)
 
 
-async def test_an_order_of_their_own(trial: Any) -> None:
+async def test_an_order_of_their_own(gateways: Any) -> None:
     """Events of one millisecond may come in any."""
-    async with trial(servers.TypeScriptServer()) as t:
+    async with Trial(gateways, servers.TypeScriptServer()) as t:
         session = await t.session()
-        answer = await t.call(session, 8)
-        ids = await t.received(answer)
-        await t.leave(answer)
+        ids = await t.lose(await t.call(session, 8))
         await t.visit(session, *ids)
         stream = t.standalone(session)
         answer = await t.listen(session)
         for number in range(8):
             stream.publish(note(number))
-        ids = await t.received(answer)
-        await t.leave(answer)
+        ids = await t.lose(answer)
         for number in range(8):
             stream.publish(note(number))
         await t.visit(session, *ids)
 
 
-async def test_the_example_store_of_typescript(gateway: Gateway, http: str) -> None:
-    """It loses events and repeats others; since it orders nothing, that is only reported."""
-    async with Trial(gateway, servers.TypeScriptExampleServer(), http) as t:
+async def test_the_example_store_of_typescript(gateways: Any) -> None:
+    """It loses events and repeats others; with the defaults that is only reported."""
+    async with Trial(gateways, servers.TypeScriptExampleServer(), guard={}) as t:
         t.results = FINE | {"gap", "repeated", "empty"}
         await everything_at_once(t)
 
 
 @pytest.mark.parametrize("calls", [1, 3])
-async def test_one_id_for_all_answers(trial: Any, calls: int) -> None:
+async def test_one_id_for_all_answers(gateways: Any, calls: int) -> None:
     """Java's answers all have the session's id, and other calls were answered before."""
-    async with trial(Model(servers.JavaServer().ids)) as t:
+    async with Trial(gateways, Model(servers.JavaServer().ids)) as t:
         session = await t.session()
         for number in range(calls):
-            answer = await t.call(session, 2, number)
-            ids = await t.received(answer)
-            await t.leave(answer)
+            ids = await t.lose(await t.call(session, 2, number))
             t.server.answer(session.id or "", number)
             assert (await t.all_received(await t.resume(session, ids[0])))[-1] == session.id
             for cursor in (*ids, session.id or ""):
                 await t.all_received(await t.resume(session, cursor))
 
 
-async def test_a_resumption_that_brings_nothing(trial: Any) -> None:
+async def test_a_resumption_that_brings_nothing(gateways: Any) -> None:
     """Java's: the client gives up, before anything can be said."""
-    async with trial(servers.JavaServer()) as t:
+    async with Trial(gateways, servers.JavaServer()) as t:
         session = await t.session()
-        answer = await t.call(session, 3)
-        ids = await t.received(answer)
-        await t.leave(answer)
+        ids = await t.lose(await t.call(session, 3))
         await t.visit(session, *ids)
 
 
-async def test_one_notification_for_many_sessions(trial: Any) -> None:
+async def test_one_notification_for_many_sessions(gateways: Any) -> None:
     """With one id: who misses it, and gets it replayed, is shown nobody else's."""
-    async with trial(servers.BroadcastingServer()) as t:
+    async with Trial(gateways, servers.BroadcastingServer()) as t:
         sessions = [await t.session() for _ in range(3)]
         names = [session.id for session in sessions]
         answers = [await t.listen(session) for session in sessions]
@@ -343,14 +313,15 @@ async def test_one_notification_for_many_sessions(trial: Any) -> None:
                 await t.received(answer)
 
 
-async def test_a_notification_to_many_that_reaches_one_live_in_its_resumption(trial: Any) -> None:
+async def test_a_notification_to_many_that_reaches_one_live_in_its_resumption(
+    gateways: Any,
+) -> None:
     """Although the two sessions never shared one before."""
-    async with trial(servers.BroadcastingServer()) as t:
+    async with Trial(gateways, servers.BroadcastingServer()) as t:
         one, other = await t.session(), await t.session()
         answer = await t.listen(one)
         t.server.broadcast(note(0), one.id)
-        (cursor,) = await t.received(answer)
-        await t.leave(answer)
+        (cursor,) = await t.lose(answer)
         answers = [await t.listen(other), await t.resume(one, cursor)]
         for number in range(5):
             id = t.server.broadcast(note(number), other.id, one.id)
@@ -358,14 +329,12 @@ async def test_a_notification_to_many_that_reaches_one_live_in_its_resumption(tr
                 assert (await t.received(answer))[-1] == id
 
 
-async def test_a_renamed_session(trial: Any) -> None:
+async def test_a_renamed_session(gateways: Any) -> None:
     """The client goes on under the new name, with the cursors of the old one."""
-    async with trial(servers.RenamingServer()) as t:
+    async with Trial(gateways, servers.RenamingServer()) as t:
         t.verdicts = {"continue", "unverified;reason=history_incomplete;action=passed"}
         old = await t.session()
-        answer = await t.call(old, 3)
-        ids = await t.received(answer)
-        await t.leave(answer)
+        ids = await t.lose(await t.call(old, 3))
         new = Session(t.gateway, t.server.rename(old.id), t.http)
         # A resumption by the old name has an answer by the new one.
         answer = await t.resume(old, ids[0])
@@ -378,16 +347,14 @@ async def test_a_renamed_session(trial: Any) -> None:
         t.server.answer(old.id or "", CALL)
         for cursor in ids:
             await t.all_received(await t.resume(new, cursor))
-        answer = await t.call(new, 2)
-        again = await t.received(answer)
-        await t.leave(answer)
+        again = await t.lose(await t.call(new, 2))
         await t.visit(new, *again, *ids)
 
 
 @pytest.mark.parametrize("ids", [Go, Rmcp, Uuid4])
-async def test_polling(trial: Any, ids: type[EventIds]) -> None:
+async def test_polling(gateways: Any, ids: type[EventIds]) -> None:
     """2025-11-25: the server ends each connection early, the client comes back."""
-    async with trial(servers.PollingServer(ids())) as t:
+    async with Trial(gateways, servers.PollingServer(ids())) as t:
         session = await t.session()
         answer = await t.call(session, 5)
         seen = await t.all_received(answer)
@@ -405,10 +372,10 @@ async def test_polling(trial: Any, ids: type[EventIds]) -> None:
 @pytest.mark.parametrize("ids", [Go, Rmcp, McpGo, Uuid4])
 @pytest.mark.parametrize("server", [Model, servers.ZombieServer], ids=["both", "zombie"])
 async def test_a_zombie_that_still_delivers(
-    trial: Any, ids: type[EventIds], server: Callable[[EventIds], Model]
+    gateways: Any, ids: type[EventIds], server: Callable[[EventIds], Model]
 ) -> None:
     """What is live goes to the connection that the client has given up, too, or only there."""
-    async with trial(server(ids())) as t:
+    async with Trial(gateways, server(ids())) as t:
         for standalone in (True, False):
             session = await t.session()
             zombie = await (t.listen(session) if standalone else t.call(session, 3))
@@ -424,21 +391,18 @@ async def test_a_zombie_that_still_delivers(
             await t.received(second)
             third = await t.resume(session, seen[0])
             await t.received(third)
-            await t.leave(zombie)
-            await asyncio.sleep(0.02)
+            await t.leave(zombie, noticed=True)
             stream.publish(note(5))
             await t.received(second)
-            await t.leave(second)
-            await asyncio.sleep(0.02)
+            await t.leave(second, noticed=True)
             stream.publish(note(6))
-            last = await t.received(third)
-            await t.leave(third)
+            last = await t.lose(third)
             await t.visit(session, *seen, *last)
 
 
-async def test_an_event_on_the_zombie_while_the_resumption_is_on_its_way(trial: Any) -> None:
+async def test_an_event_on_the_zombie_while_the_resumption_is_on_its_way(gateways: Any) -> None:
     """Between the guard and the server: it isn't owed."""
-    async with trial(Model(Go())) as t:
+    async with Trial(gateways, Model(Go())) as t:
         session = await t.session()
         zombie = await t.call(session, 3)
         seen = await t.received(zombie)
@@ -455,17 +419,18 @@ async def test_an_event_on_the_zombie_while_the_resumption_is_on_its_way(trial: 
 
 
 @pytest.mark.parametrize("ids", [Go, McpGo, Uuid4])
-async def test_live_events_only_because_nothing_was_missed(trial: Any, ids: type[EventIds]) -> None:
+async def test_live_events_only_because_nothing_was_missed(
+    gateways: Any, ids: type[EventIds]
+) -> None:
     """A server without a store, and a client that has everything."""
-    async with trial(servers.LiveOnlyServer(ids())) as t:
+    async with Trial(gateways, servers.LiveOnlyServer(ids())) as t:
         session = await t.session()
         stream = t.standalone(session)
         answer = await t.listen(session)
         seen = []
         for number in range(5):
             stream.publish(note(number))
-            seen += (await t.received(answer))[-1:]
-            await t.leave(answer)
+            seen += (await t.lose(answer))[-1:]
             answer = await t.resume(session, seen[-1])
 
 
@@ -480,16 +445,14 @@ REFUSALS = {
 
 @pytest.mark.parametrize(("status", "headers", "body"), REFUSALS.values(), ids=REFUSALS)
 async def test_a_server_that_refuses_itself(
-    trial: Any, status: int, headers: Any, body: bytes
+    gateways: Any, status: int, headers: Any, body: bytes
 ) -> None:
     """That passes untouched, and has ended nothing."""
-    async with trial(Model(Go())) as t:
+    async with Trial(gateways, Model(Go())) as t:
         session = await t.session()
-        answer = await t.call(session, 3)
-        ids = await t.received(answer)
-        await t.leave(answer)
+        ids = await t.lose(await t.call(session, 3))
         for cursor in ids:
-            t.server.tell(session.id, servers.refuses(status, *headers, body=body))
+            t.server.tell(session.id, servers.says(status, *headers, body=body))
             refusal = await session.resume(cursor)
             assert refusal.status == status
             assert refusal.verdicts == []

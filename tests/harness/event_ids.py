@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import itertools
 import random
+import re
 import time
 import uuid
 from collections import Counter
@@ -22,10 +23,11 @@ _BASE36 = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 def _random_text(alphabet: str, length: int) -> str:
-    """Random text; one in a thousand has hardly a digit, and could be taken for a word."""
+    """Random text, but none that could be taken for a word with a number: one in thousands has its
+    digits at one end."""
     while True:
         text = "".join(random.choices(alphabet, k=length))
-        if sum(character.isdigit() for character in text) >= 2:
+        if len(re.findall(r"\d+|\D+", text)) > 2:
             return text
 
 

@@ -7,12 +7,13 @@ import itertools
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable
 
-from . import client
+from . import client, prometheus
 from .client import HTTP1, Connection, Response
 from .envoy import Envoy
 from .http1 import HeaderInput
@@ -21,8 +22,9 @@ from .render import Changes, Config, render, upstreams_text
 from .upstream import Handler, Request, Upstream
 
 PATH = "/mcp"
-PROBE = "x-probe"
-"""A header that every request of the tests carries, to find it again behind the gateway."""
+PROBE = "user-agent"
+"""A header that every request of the tests carries, to find it again behind the gateway and in the
+access log."""
 
 _probes = itertools.count(1)
 
@@ -44,7 +46,7 @@ class Answer:
     @property
     def reached(self) -> bool:
         """Whether the request reached an upstream."""
-        return any(upstream.saw(PROBE, self.probe) for upstream in self.upstreams)
+        return bool(self.arrivals)
 
     @property
     def arrivals(self) -> list[tuple[int, Request]]:
@@ -53,8 +55,13 @@ class Answer:
             (place, request)
             for place, upstream in enumerate(self.upstreams)
             for request in upstream.requests
-            if (PROBE, self.probe) in request.headers
+            if request.header(PROBE) == self.probe
         ]
+
+    @property
+    def places(self) -> list[int]:
+        """Which of `Gateway.upstreams` the request reached."""
+        return [place for place, _ in self.arrivals]
 
     @property
     def verdicts(self) -> list[str]:
@@ -167,13 +174,41 @@ class Gateway:
             connection.close()
         self._connections.clear()
 
-    def resumptions(self) -> dict[str, float]:
+    async def quiet(self) -> None:
+        """Drops them, and waits until no request is under way any more: then all is counted."""
+        self.drop_connections()
+        active = "/stats?filter=^http.mcp.downstream_rq_active$"
+        assert await eventually(lambda: self.envoy.admin(active).endswith(": 0\n"))
+
+    def resumptions(self) -> Counter[str]:
         """`mcp_resume_guard_resumptions` so far, by `outcome;reason;action`."""
-        return {
-            ";".join(dict(labels)[label] for label in ("outcome", "reason", "action")): value
-            for (name, labels), value in self.envoy.stats().items()
-            if name == "mcp_resume_guard_resumptions"
-        }
+        return self._counted("resumptions", "outcome", "reason", "action")
+
+    def replays(self) -> Counter[str]:
+        """`mcp_resume_guard_replays` so far, by `result;action`."""
+        return self._counted("replays", "result", "action")
+
+    async def logged(self, *answers: Answer) -> list[dict[str, Any]]:
+        """The access log's lines of these, each of which is over."""
+        wanted = [answer.probe for answer in answers]
+        found: dict[str, dict[str, Any]] = {}
+
+        def all_there() -> bool:
+            found.update((line["user_agent"], line) for line in self.envoy.access_log())
+            return found.keys() >= set(wanted)
+
+        assert await eventually(all_there)
+        return [found[probe] for probe in wanted]
+
+    def _counted(self, metric: str, *labels: str) -> Counter[str]:
+        name = f"mcp_resume_guard_{metric}"
+        samples = prometheus.parse(self.envoy.admin(f"/stats/prometheus?filter={name}"))
+        return Counter(
+            {
+                ";".join(dict(has)[label] for label in labels): int(value)
+                for (_, has), value in samples.items()
+            }
+        )
 
     def _offered(self) -> set[str]:
         """The upstreams that Envoy has."""

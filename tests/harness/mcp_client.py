@@ -11,10 +11,11 @@ from typing import Any
 from . import sse
 from .client import HTTP1, Connection
 from .gateway import Answer, Gateway
-from .http1 import Headers
+from .http1 import HeaderInput, Headers
 
 ACCEPT = ("accept", "application/json, text/event-stream")
 JSON = ("content-type", "application/json")
+SSE = ("content-type", "text/event-stream")
 
 
 @dataclass
@@ -52,12 +53,17 @@ class ClientStream:
 class Session:
     """One session, on whatever connections."""
 
-    def __init__(self, gateway: Gateway, id: str | None, http: str = HTTP1) -> None:
+    def __init__(
+        self, gateway: Gateway, id: str | None, http: str = HTTP1, listener: str = "mcp"
+    ) -> None:
         """A session by its id; None sends no `Mcp-Session-Id`."""
         self.gateway = gateway
         self.id = id
         self.http = http
+        self.listener = listener
         self.protocol: str | None = "2025-11-25"
+        self.more: Headers = []
+        """What else its requests carry."""
         self._request_ids = itertools.count(1)
 
     @classmethod
@@ -65,8 +71,8 @@ class Session:
         cls, gateway: Gateway, http: str = HTTP1, listener: str = "mcp"
     ) -> Session:
         """A new session of the server behind the gateway."""
-        session = cls(gateway, None, http)
-        answer = await session.post(initialize(), listener=listener)
+        session = cls(gateway, None, http, listener)
+        answer = await session.post(initialize())
         assert answer.status == 200, answer.status
         await answer.response.body()
         session.id = answer.response.header("mcp-session-id")
@@ -75,18 +81,20 @@ class Session:
 
     def headers(self) -> Headers:
         """What every request of the session carries."""
-        headers = [] if self.id is None else [("mcp-session-id", self.id)]
-        return (
-            headers
-            if self.protocol is None
-            else [*headers, ("mcp-protocol-version", self.protocol)]
-        )
+        named = [("mcp-session-id", self.id), ("mcp-protocol-version", self.protocol)]
+        return [*((name, value) for name, value in named if value is not None), *self.more]
 
-    async def post(self, message: Any, **how: Any) -> Answer:
+    async def request(
+        self, method: str, headers: HeaderInput = (), body: bytes | None = None, **how: Any
+    ) -> Answer:
+        """Any request with these further headers."""
+        how = {"http": self.http, "listener": self.listener, **how}
+        return await self.gateway.request(method, [*self.headers(), *headers], body, **how)
+
+    async def post(self, message: Any, *more: tuple[str, str], **how: Any) -> Answer:
         """POSTs a JSON-RPC message."""
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
-        headers = [*self.headers(), ACCEPT, JSON]
-        return await self.gateway.request("POST", headers, body, http=self.http, **how)
+        return await self.request("POST", [ACCEPT, JSON, *more], body, **how)
 
     async def call(self, events: int = 3, *, wait: bool = False) -> ClientStream:
         """Calls the tool `work`: so many progress events, all read, then (unless it is to wait)
@@ -118,9 +126,7 @@ class Session:
 
     async def get(self, *more: tuple[str, str | bytes], **how: Any) -> Answer:
         """A GET with these further headers."""
-        headers = [*self.headers(), ("accept", "text/event-stream"), *more]
-        how.setdefault("http", self.http)
-        return await self.gateway.request("GET", headers, **how)
+        return await self.request("GET", [("accept", "text/event-stream"), *more], **how)
 
     async def resume(self, cursor: str | bytes, *more: tuple[str, str], **how: Any) -> Answer:
         """A resumption from this cursor."""
@@ -128,9 +134,7 @@ class Session:
 
     async def delete(self, connection: Connection | None = None) -> Answer:
         """Ends the session, if the server lets it."""
-        answer = await self.gateway.request(
-            "DELETE", self.headers(), http=self.http, connection=connection
-        )
+        answer = await self.request("DELETE", connection=connection)
         await answer.response.body()
         return answer
 

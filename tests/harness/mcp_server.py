@@ -103,12 +103,32 @@ class McpServer:
         stream, message = self.waiting.pop((session, request_id))
         self._answer(stream, message)
 
+    def begin_session(self, id: str) -> ServerSession:
+        """A new session."""
+        standalone = ServerStream(self.ids.stream(id, standalone=True))
+        self.sessions[id] = ServerSession(id, [standalone])
+        return self.sessions[id]
+
+    def begin_stream(self, session: ServerSession, events: int = 0) -> ServerStream:
+        """A new stream of a session, with so many events."""
+        stream = ServerStream(self.ids.stream(session.id, standalone=False))
+        session.streams.append(stream)
+        if self.priming:
+            stream.publish(None)
+        for number in range(events):
+            stream.publish(notification(number))
+        return stream
+
     # What servers do each in its own way
 
     async def welcome(self, exchange: Exchange, session: ServerSession, body: str) -> None:
         """Answers `initialize` for a session that is new."""
         headers = [("content-type", "application/json"), ("mcp-session-id", session.id)]
         await exchange.respond(200, headers, body.encode())
+
+    def session(self, exchange: Exchange) -> ServerSession | None:
+        """The session of a request."""
+        return self.sessions.get(exchange.request.header("mcp-session-id") or "")
 
     def find(self, session: ServerSession, cursor: str) -> tuple[ServerStream, int] | None:
         """The stream that a cursor stands on, and the position behind it."""
@@ -137,16 +157,14 @@ class McpServer:
         if message.get("method") == "initialize":
             await self._initialize(exchange, message)
             return
-        session = self.sessions.get(exchange.request.header("mcp-session-id") or "")
+        session = self.session(exchange)
         if session is None:
             await exchange.respond(404)
         elif "id" not in message:
             await exchange.respond(202)
         else:
-            stream = self._begin(session)
             asked = message.get("params", {})
-            for number in range(asked.get("events", 0)):
-                stream.publish(_notification(number))
+            stream = self.begin_stream(session, asked.get("events", 0))
             if asked.get("wait"):
                 self.waiting[session.id, message["id"]] = stream, message
             else:
@@ -154,15 +172,13 @@ class McpServer:
             await self._carry(exchange, stream, 0)
 
     async def _initialize(self, exchange: Exchange, message: Any) -> None:
-        session = ServerSession(self.ids.session_id(), [])
-        session.streams.append(ServerStream(self.ids.stream(session.id, standalone=True)))
-        self.sessions[session.id] = session
+        session = self.begin_session(self.ids.session_id())
         result = {"protocolVersion": "2025-11-25", "capabilities": {}}
         body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result})
         await self.welcome(exchange, session, body)
 
     async def _get(self, exchange: Exchange) -> None:
-        session = self.sessions.get(exchange.request.header("mcp-session-id") or "")
+        session = self.session(exchange)
         cursor = exchange.request.header("last-event-id")
         if cursor:
             found = self.find(session, cursor) if session else None
@@ -176,13 +192,6 @@ class McpServer:
         if self.delete_status // 100 == 2:
             self.sessions.pop(exchange.request.header("mcp-session-id") or "", None)
         await exchange.respond(self.delete_status)
-
-    def _begin(self, session: ServerSession) -> ServerStream:
-        stream = ServerStream(self.ids.stream(session.id, standalone=False))
-        session.streams.append(stream)
-        if self.priming:
-            stream.publish(None)
-        return stream
 
     def _answer(self, stream: ServerStream, message: Any) -> None:
         result = {"content": [{"type": "text", "text": "done"}]}
@@ -223,6 +232,7 @@ NOTHING = ServerStream(lambda answer: "", finished=True)
 """A stream that ends before it has begun."""
 
 
-def _notification(number: int) -> str:
+def notification(number: int) -> str:
+    """A message that answers nothing."""
     params = {"progressToken": 1, "progress": number}
     return json.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})

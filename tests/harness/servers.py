@@ -9,7 +9,6 @@ import itertools
 import secrets
 import uuid
 from collections import defaultdict, deque
-from typing import Any
 
 from . import sse
 from .event_ids import EventIds, Go, Java, McpGo, NextId, Rmcp, TypeScript, Uuid4
@@ -20,16 +19,19 @@ from .upstream import Exchange, Handler
 
 
 class Model(McpServer):
-    """What all have in common: it knows what it has sent, and can be told what a session gets
-    next, so that many sessions can be tried at once."""
+    """What all have in common: it knows what it has sent and to whom, and can be told what a
+    session gets next, so that many sessions can be tried at once."""
 
     def __init__(self, ids: EventIds, *, priming: bool = False) -> None:
         super().__init__(ids, priming=priming)
         self._sent: defaultdict[str, bytearray] = defaultdict(bytearray)
+        self._exchanges: dict[str, Exchange] = {}
         self._told: defaultdict[str | None, deque[Handler]] = defaultdict(deque)
 
     async def __call__(self, exchange: Exchange) -> None:
-        sent = self._sent[exchange.request.header(PROBE) or ""]
+        probe = exchange.request.header(PROBE) or ""
+        self._exchanges[probe] = exchange
+        sent = self._sent[probe]
         send = exchange.send
 
         async def noted(data: bytes) -> None:
@@ -48,6 +50,48 @@ class Model(McpServer):
     def sent(self, answer: Answer) -> bytes:
         """The body that it has sent so far as this answer."""
         return bytes(self._sent[answer.probe])
+
+    async def rid_of(self, answer: Answer) -> None:
+        """Waits until it knows that this answer's client has gone."""
+        await self._exchanges[answer.probe].gone.wait()
+
+
+class Replica(Model):
+    """One of several instances: they have one table of sessions, and each its own streams. Its
+    answers tell its name, if it has one, and the address that the request was for."""
+
+    NAME = "x-instance"
+    ADDRESS = "x-mcp-owner"
+
+    def __init__(self, ids: EventIds, table: dict[str, Replica], name: str | None = None) -> None:
+        """`table`: where each session began."""
+        super().__init__(ids)
+        self.table = table
+        self.name = name
+
+    async def __call__(self, exchange: Exchange) -> None:
+        start = exchange.start
+        told = [(self.NAME, self.name), (self.ADDRESS, exchange.request.header(self.ADDRESS))]
+
+        async def signed(status: int, headers: HeaderInput = ()) -> None:
+            await start(
+                status, [*headers, *((name, value) for name, value in told if value is not None)]
+            )
+
+        exchange.start = signed  # type: ignore[method-assign]
+        await super().__call__(exchange)
+
+    async def welcome(self, exchange: Exchange, session: ServerSession, body: str) -> None:
+        self.table[session.id] = self
+        await super().welcome(exchange, session, body)
+
+    def session(self, exchange: Exchange) -> ServerSession | None:
+        id = exchange.request.header("mcp-session-id")
+        return self.part_of(id) if id in self.table else None
+
+    def part_of(self, id: str | None) -> ServerSession:
+        """What it has of a session."""
+        return self.sessions.get(id or "") or self.begin_session(id or "")
 
 
 class RmcpServer(Model):
@@ -281,19 +325,10 @@ class LiveOnlyServer(Model):
         return found and (found[0], len(found[0].events))
 
 
-def refuses(status: int, *headers: tuple[str, str], body: bytes = b"") -> Handler:
+def says(status: int, *headers: tuple[str, str], body: bytes = b"") -> Handler:
     """A server that answers so, and has done nothing."""
 
     async def handler(exchange: Exchange) -> None:
         await exchange.respond(status, headers, body)
 
     return handler
-
-
-def replays(envoy: Any) -> dict[str, float]:
-    """`mcp_resume_guard_replays` of an Envoy so far, by `result;action`."""
-    return {
-        ";".join(dict(labels)[label] for label in ("result", "action")): value
-        for (name, labels), value in envoy.stats().items()
-        if name == "mcp_resume_guard_replays" and value
-    }

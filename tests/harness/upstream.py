@@ -60,6 +60,10 @@ class Exchange:
         """Ends the answer cleanly."""
         raise NotImplementedError
 
+    async def finish(self, data: bytes) -> None:
+        """Ends the answer cleanly in one go with this last piece of its body."""
+        raise NotImplementedError
+
     async def abort(self) -> None:
         """Ends the answer with a reset."""
         raise NotImplementedError
@@ -115,10 +119,6 @@ class Upstream:
         for task in list(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-
-    def saw(self, header: str, value: str) -> bool:
-        """Whether a request with this header has come."""
-        return any((header, value) in request.headers for request in self.requests)
 
     async def run(self, exchange: Exchange) -> None:
         """Has an exchange handled to its end."""
@@ -231,9 +231,8 @@ class Http1Exchange(Exchange):
 
     async def send(self, data: bytes) -> None:
         """See Exchange.send."""
-        framed = f"{len(data):x}\r\n".encode() + data + b"\r\n" if self._chunked else data
         if data:
-            await self.send_raw(framed)
+            await self.send_raw(self._framed(data))
 
     async def send_raw(self, data: bytes) -> None:
         """Sends these very bytes."""
@@ -248,10 +247,19 @@ class Http1Exchange(Exchange):
         if self._chunked:
             await self.send_raw(http1.encode_head("0", trailers))
 
+    async def finish(self, data: bytes) -> None:
+        """See Exchange.finish."""
+        self.ended = True
+        await self.send_raw(self._framed(data) + self._framed(b""))
+
     async def abort(self) -> None:
         """See Exchange.abort."""
         self.ended = self.closes = True
         self.writer.transport.abort()
+
+    def _framed(self, data: bytes) -> bytes:
+        """As a chunk, where it goes in chunks; one without data is the last."""
+        return f"{len(data):x}\r\n".encode() + data + b"\r\n" if self._chunked else data
 
     async def _read_body(self) -> None:
         pieces = http1.read_body(self.reader, self.request.headers, [], until_close=False)
@@ -302,6 +310,11 @@ class Http2Exchange(Exchange):
             await self.stream.send_headers(trailers, end=True)
         else:
             await self.stream.send_data(b"", end=True)
+
+    async def finish(self, data: bytes) -> None:
+        """See Exchange.finish."""
+        self.ended = True
+        await self.stream.send_data(data, end=True)
 
     async def abort(self) -> None:
         """See Exchange.abort."""
