@@ -8,7 +8,7 @@ TARGET := wasm32-wasip1
 MODULE := target/$(TARGET)/release/mcp_resume_guard.wasm
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-e2e lint demo run clean wasm-target
+.PHONY: help build test test-rust test-e2e lint demo interop run clean wasm-target
 
 help: ## Show the commands
 	@echo "make COMMAND, where COMMAND is:"
@@ -37,6 +37,10 @@ lint: wasm-target $(VENV)/ready ## Check format and lints, of Rust and Python, a
 demo: build $(VENV)/ready ## See the guard judge a real MCP server's reconnects
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m tests.demo
+
+interop: build $(VENV)/ready ## Try the guard with real clients and servers (ARGS='--only servers' for a part)
+	$(PY) -m tests.harness envoy >/dev/null
+	$(PY) -m tests.interop $(ARGS)
 
 run: ## Run the gateway in front of your own server: make run UPSTREAM=host:port
 ifndef UPSTREAM
