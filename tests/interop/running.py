@@ -56,16 +56,17 @@ def free_port() -> int:
 @contextmanager
 def gateway(
     *upstreams: int,
-    guard: Guard = None,
+    guard: Mapping[str, Any] | None = None,
+    without_guard: bool = False,
     more_listeners: dict[str, Guard] | None = None,
     concurrency: int = 2,
     **changes: Any,
 ) -> Iterator[Envoy]:
     """An Envoy with the guard before these ports: `envoy/envoy.yaml` as it is shipped, with these
-    keys laid over the guard's configuration. `Envoy.port` is where it listens."""
+    keys laid over the guard's configuration, or nothing but Envoy. It listens at `Envoy.port`."""
     asked = Changes(
         upstreams=[("127.0.0.1", port) for port in upstreams],
-        guard=guard or {},
+        guard=None if without_guard else dict(guard or {}),
         more_listeners=more_listeners or {},
         **changes,
     )

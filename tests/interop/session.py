@@ -13,8 +13,18 @@ from tests.harness import client
 from tests.harness.client import Response
 from tests.harness.sse import Event
 
-QUIET_SECONDS = 1.5
+from .tap import PROBE
+
+PATH = "/mcp"
+QUIET_SECONDS = 2.0
 """A stream on which nothing comes for so long is taken for silent."""
+AFTER_ANSWER_SECONDS = 0.3
+"""For so long a stream is looked at after its call was answered: some servers leave it open."""
+
+_numbers = itertools.count(100)
+"""JSON-RPC ids that no two sessions share, unless a test wants it so: there are servers that take
+the streams of two calls with the same id for one."""
+_probes = itertools.count(1)
 
 _connections: list[client.Connection] = []
 """All that were opened, until `close_all`: one that is forgotten takes its running tasks along."""
@@ -39,22 +49,24 @@ class Tool:
 class Session:
     """A session at a port: the server's own, or the gateway's."""
 
-    def __init__(self, port: int, path: str = "/mcp", protocol: str = "2025-11-25") -> None:
+    def __init__(self, port: int, name: str, protocol: str) -> None:
         self.port = port
-        self.path = path
+        self.name = name
         self.protocol = protocol
         self.id = ""
-        self._request_ids = itertools.count(1)
+        self.answers: dict[str, Response] = {}
+        """All that came, by the probe of the request (see `tap`)."""
 
     @classmethod
-    async def begin(cls, port: int, path: str = "/mcp", protocol: str = "2025-11-25") -> Session:
-        """Initializes a session."""
-        session = cls(port, path, protocol)
+    async def begin(cls, port: int, name: str = "interop", protocol: str = "2025-11-25") -> Session:
+        """Initializes a session. The name goes into each request's `user-agent`, by which it is
+        found in the gateway's access log."""
+        session = cls(port, name, protocol)
         info = {"name": "interop", "version": "1"}
         params = {"protocolVersion": protocol, "capabilities": {}, "clientInfo": info}
         answer = await session.post({"id": 0, "method": "initialize", "params": params})
         assert answer.status == 200, f"initialize: {answer.status} {await answer.body()!r}"
-        await answer.event() if _is_sse(answer) else await answer.body()
+        await answer.body()
         session.id = answer.header("mcp-session-id") or ""
         await (await session.post({"method": "notifications/initialized"})).body()
         return session
@@ -63,12 +75,15 @@ class Session:
         self, method: str, headers: Iterable[tuple[str, str]], body: bytes | None = None
     ) -> Response:
         """A request on a connection of its own; its answer, with the headers in."""
-        own = [("mcp-session-id", self.id)] if self.id else []
+        probe = str(next(_probes))
+        own = [("user-agent", self.name), (PROBE, probe)]
         if self.id:
-            own.append(("mcp-protocol-version", self.protocol))
+            own += [("mcp-session-id", self.id), ("mcp-protocol-version", self.protocol)]
         connection = await client.connect(self.port)
         _connections.append(connection)
-        return await connection.request(method, self.path, [*own, *headers], body)
+        answer = await connection.request(method, PATH, [*own, *headers], body)
+        self.answers[probe] = answer
+        return answer
 
     async def post(self, message: Mapping[str, Any]) -> Response:
         """POSTs a JSON-RPC message."""
@@ -76,13 +91,13 @@ class Session:
         body = json.dumps({"jsonrpc": "2.0", **message}).encode()
         return await self.request("POST", [accept, ("content-type", "application/json")], body)
 
-    async def start(self, tool: Tool, **arguments: Any) -> Call:
-        """Calls a tool, with further arguments, and asks for its progress."""
-        number = next(self._request_ids)
+    async def start(self, tool: Tool, *, number: int | None = None) -> Call:
+        """Calls a tool and asks for its progress; `number` is the JSON-RPC id."""
+        number = next(_numbers) if number is None else number
         # A token that tells whose progress it is.
         token = f"{self.id}#{number}"
-        given = {**tool.arguments, **arguments}
-        params = {"name": tool.name, "arguments": given, "_meta": {"progressToken": token}}
+        params = {"name": tool.name, "arguments": dict(tool.arguments)}
+        params["_meta"] = {"progressToken": token}
         answer = await self.post({"id": number, "method": "tools/call", "params": params})
         return Call(self, tool.steps, number, token, answer)
 
@@ -146,19 +161,32 @@ class Call:
         """The call's error, if it came."""
         return next((m["error"] for m in self.messages if self._answers(m, "error")), None)
 
+    @property
+    def answered(self) -> bool:
+        """Whether the call has its result or its error."""
+        return self.result is not None or self.error is not None
+
     async def read_steps(self, count: int) -> None:
-        """Reads until so many more steps are in, or the stream ends."""
-        wanted = len(self.progress) + count
-        while len(self.progress) < wanted and await self._read_event():
-            pass
+        """Reads until so many more steps are in, or the stream ends, or nothing comes."""
+        wanted = len(set(self.progress)) + count
+        try:
+            while len(set(self.progress)) < wanted:
+                if not await asyncio.wait_for(self._read_event(), QUIET_SECONDS):
+                    break
+        except asyncio.TimeoutError:
+            await self.drop()
 
     async def read(self) -> None:
         """Reads to the end, or until nothing comes for a while."""
         try:
-            while await asyncio.wait_for(self._read_event(), QUIET_SECONDS):
+            while await asyncio.wait_for(self._read_event(), self._patience):
                 pass
         except asyncio.TimeoutError:
-            pass
+            await self.drop()
+
+    @property
+    def _patience(self) -> float:
+        return QUIET_SECONDS if not self.answered else AFTER_ANSWER_SECONDS
 
     async def drop(self) -> None:
         """The connection breaks."""
@@ -173,23 +201,14 @@ class Call:
 
     def describe(self) -> str:
         """All that came, in words: what is missing, what came twice, and whose it was."""
-        seen = self.progress
-        words = []
-        if seen == list(range(1, self.steps + 1)):
-            words.append(f"steps 1-{self.steps}")
-        else:
-            words += _runs(seen)
+        words = _runs(self.progress, "step")
         if self.result is not None:
             words.append("result")
         if self.error is not None:
             words.append(f"error {self.error['code']}")
         if len([m for m in self.messages if self._answers(m, "result", "error")]) > 1:
             words.append("ANSWERED TWICE")
-        if self.result is not None:
-            lost = sorted(set(range(1, self.steps + 1)) - set(seen))
-            words += [f"LOST {', '.join(map(str, lost))}"] if lost else []
-        twice = sorted({step for step in seen if seen.count(step) > 1})
-        words += [f"TWICE {', '.join(map(str, twice))}"] if twice else []
+        words += _faults(self.progress, self.steps if self.result is not None else 0)
         if self.foreign:
             words.append("ANOTHER CALL'S EVENTS")
         return ", ".join(words) or "nothing"
@@ -202,7 +221,7 @@ class Call:
         return message.get("id") == self.number and any(kind in message for kind in kinds)
 
     async def _read_event(self) -> bool:
-        event = await self.answer.event() if _is_sse(self.answer) else None
+        event = await self.answer.event() if is_sse(self.answer) else None
         if event is None:
             self.ended = True
             return False
@@ -210,21 +229,83 @@ class Call:
         return True
 
 
-def _is_sse(answer: Response) -> bool:
-    return answer.status == 200 and (answer.header("content-type") or "").startswith(
-        "text/event-stream"
-    )
+@dataclass
+class Listening:
+    """A session's standalone stream, and the notes that came on it, over however many
+    connections. A note's text is the session and a number."""
+
+    session: Session
+    answer: Response
+    events: list[Event] = field(default_factory=list)
+
+    @classmethod
+    async def begin(cls, session: Session) -> Listening:
+        """A GET without a cursor."""
+        return cls(session, await session.get())
+
+    @property
+    def notes(self) -> list[tuple[str, int]]:
+        """Whose notes came, and their numbers."""
+        found = [json.loads(event.data) for event in self.events if event.data]
+        texts = [m["params"]["data"] for m in found if m.get("method") == "notifications/message"]
+        return [(text.split()[0], int(text.split()[1])) for text in texts]
+
+    @property
+    def cursor(self) -> str:
+        """The id of the newest event that had one."""
+        return next((event.id for event in reversed(self.events) if event.id), "")
+
+    async def read(self, count: int) -> None:
+        """Waits for so many more notes of its own; not longer than until nothing comes."""
+        wanted = self._own() + count
+        try:
+            while self._own() < wanted and is_sse(self.answer):
+                event = await asyncio.wait_for(self.answer.event(), QUIET_SECONDS)
+                if event is None:
+                    break
+                self.events.append(event)
+        except asyncio.TimeoutError:
+            pass
+
+    def describe(self, count: int) -> str:
+        """What came of so many notes."""
+        own = [number for session, number in self.notes if session == self.session.id]
+        words = [*_runs(own, "note"), *_faults(own, count)]
+        if any(session != self.session.id for session, _ in self.notes):
+            words.append("ANOTHER SESSION'S NOTES")
+        return ", ".join(words) or "nothing"
+
+    def _own(self) -> int:
+        return len({number for session, number in self.notes if session == self.session.id})
 
 
-def _runs(steps: list[int]) -> list[str]:
-    """Steps as they came, neighbours joined: `steps 1-3, 5`."""
-    runs: list[list[int]] = []
-    for step in steps:
-        if runs and step == runs[-1][-1] + 1:
-            runs[-1].append(step)
-        else:
-            runs.append([step])
-    if not runs:
+def is_sse(answer: Response) -> bool:
+    """Whether events come."""
+    kind = answer.header("content-type") or ""
+    return answer.status == 200 and kind.startswith("text/event-stream")
+
+
+def _runs(numbers: list[int], what: str) -> list[str]:
+    """The numbers that came: `steps 1-3, 5`; in their order if it isn't an ascending one."""
+    if not numbers:
         return []
-    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return [f"step{'s' if len(steps) > 1 else ''} {', '.join(words)}"]
+    shown = sorted(set(numbers)) if numbers == sorted(numbers) else numbers
+    return [f"{what}{'s' if len(shown) > 1 else ''} {_join(shown)}"]
+
+
+def _faults(numbers: list[int], count: int) -> list[str]:
+    """What of 1 to `count` is missing, and what came twice."""
+    lost = sorted(set(range(1, count + 1)) - set(numbers))
+    twice = sorted({number for number in numbers if numbers.count(number) > 1})
+    words = [f"LOST {_join(lost)}"] if lost else []
+    return [*words, f"TWICE {_join(twice)}"] if twice else words
+
+
+def _join(numbers: list[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)

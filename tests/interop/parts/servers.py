@@ -1,9 +1,466 @@
-"""The servers that people run."""
+"""The servers that people run: each is resumed honestly and wrongly, directly and through the
+gateway, by our own client, which sees every event."""
 
 from __future__ import annotations
 
-from ..results import Report
+import asyncio
+import time
+import uuid
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable
+
+from tests.harness.envoy import Envoy
+
+from .. import install, running
+from ..results import Report, Result, Section
+from ..resumptions import (
+    AFTER,
+    AGAIN,
+    AHEAD,
+    ALL_AT_ONCE,
+    ANOTHERS,
+    ANOTHERS_NOTES,
+    ANSWER_ON_ITS_WAY,
+    ANSWERED,
+    AT_RANDOM,
+    BOTH_LISTEN,
+    BROKEN,
+    BURSTS,
+    CLOSED,
+    COMPLETE,
+    DELETED,
+    EVENT_ON_ITS_WAY,
+    LISTENING,
+    NEVER_ISSUED,
+    OLD_CONNECTION,
+    OTHER_CALL,
+    SAME_ID,
+    STEP_SECONDS,
+    STEPS,
+    UNBROKEN,
+    Case,
+    Measured,
+    measure,
+)
+from ..session import Session, Tool
+from ..tap import Tap
+
+PART = "servers"
+AT_ONCE = 8
+"""So many cases of a server run at the same time."""
+TRIES = 4
+
+SHARPEST = {
+    "replay": dict.fromkeys(("gap", "foreign_session", "foreign_stream", "repeated"), "cut")
+}
+"""All that is found in a replay is cut: where the server is honest, nothing is."""
+
+HONEST = {
+    UNBROKEN: COMPLETE,
+    BROKEN: COMPLETE,
+    EVENT_ON_ITS_WAY: COMPLETE,
+    ANSWER_ON_ITS_WAY: COMPLETE,
+    ANSWERED: COMPLETE,
+    AGAIN: COMPLETE,
+    OLD_CONNECTION: COMPLETE,
+    BURSTS: ALL_AT_ONCE,
+    CLOSED: COMPLETE,
+    OTHER_CALL: COMPLETE,
+    AFTER: "ends",
+    LISTENING: "notes 1-5",
+    SAME_ID: COMPLETE,
+    BOTH_LISTEN: "notes 1-3",
+}
+"""What comes of honest resumptions, without a gateway and through it, if the server does nothing
+wrong."""
+
+REFUSED = {
+    NEVER_ISSUED: "400 · `never_issued rejected`",
+    ANOTHERS: "400 · `foreign_session rejected`",
+    ANOTHERS_NOTES: "400 · `foreign_session rejected`",
+    AHEAD: "400 · `never_issued rejected`",
+    DELETED: "404 · `session_terminated rejected`",
+}
+"""What comes of wrong ones through the gateway, where ids are told apart but have no order."""
+
+PYTHON_RACES = frozenset((*HONEST, *REFUSED))
+
+NOTHING_ENDS = "200, NOTHING COMES, ends"
+NOTHING_HANGS = "200, NOTHING COMES, hangs"
+NOTES_CUT = "notes 1-2, LOST 3 · `continue` · found `replay_foreign_session cut`"
+EITHER = "400 · `foreign_session rejected` or `never_issued rejected`"
+"""Whether an id is distinctive depends on how random its random part looks."""
+
+
+@dataclass
+class Server:
+    """A server as it is run here, and what is expected of it."""
+
+    name: str
+    start: Callable[[], AbstractContextManager[int]]
+    new_id: Callable[[], str]
+    """Makes an event id of its format."""
+    alone: dict[Case, str] = field(default_factory=dict)
+    """What it does without a gateway: with the wrong cursors, and where it has faults of its own."""
+    through: dict[Case, str] = field(default_factory=dict)
+    """What comes through the gateway, where that isn't what goes without saying."""
+    cut_sharper: dict[Case, str] = field(default_factory=dict)
+    """The same where the gateway cuts all that it finds; empty text is anything."""
+    later_id: Callable[[str], str] | None = None
+    """Makes one further on in the sequence, where ids have an order."""
+    lacks: tuple[Case, ...] = ()
+    """What can't be tried with it."""
+    everything: bool = False
+    races: frozenset[Case] = frozenset()
+    """Where chance has a say, because of a race in the server."""
+    result: Any = None
+
+    def tool(self, steps: int, step_seconds: float, close_after: int = 0) -> Tool:
+        """See resumptions.Tools."""
+        if self.everything:
+            arguments = {"duration": steps * step_seconds, "steps": steps}
+            return Tool("trigger-long-running-operation", arguments, steps)
+        arguments = {"to": steps, "interval_ms": round(1000 * step_seconds)}
+        if close_after:
+            arguments["close_after"] = close_after
+        return Tool("count", arguments, steps)
+
+    def nobodys(self) -> str:
+        """See resumptions.Tools."""
+        return self.new_id()
+
+    def ahead(self, cursor: str) -> str:
+        """See resumptions.Tools."""
+        assert self.later_id is not None
+        return self.later_id(cursor)
+
+    def cases(self) -> list[Case]:
+        """What is tried with it."""
+        lacks = {*self.lacks, *(() if self.later_id else (AHEAD,))}
+        return [case for case in (*HONEST, *REFUSED) if case not in lacks]
+
+    def expected(self, case: Case) -> tuple[str, str, str]:
+        """What should come: directly, through the gateway, and through the sharpest one."""
+        direct = self.alone.get(case, HONEST.get(case, "?"))
+        usual = direct if case is UNBROKEN else f"{direct} · `continue`"
+        through = self.through.get(case, REFUSED.get(case, usual))
+        return direct, through, self.cut_sharper.get(case, through)
+
+
+async def run_server(server: Server) -> list[Result]:
+    """Runs all cases of a server."""
+    with ExitStack() as stack:
+        port = stack.enter_context(server.start())
+        async with Tap(port) as tap:
+            gateway = running.gateway(tap.port, more_listeners={"sharpest": SHARPEST})
+            with gateway as envoy:
+                places = [
+                    Place("direct", port),
+                    Place("gateway", envoy.port, envoy, tap),
+                    Place("sharpest", envoy.listener_port("sharpest"), envoy, tap),
+                ]
+                return await _run_cases(server, places)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a case is run."""
+
+    name: str
+    port: int
+    envoy: Envoy | None = None
+    tap: Tap | None = None
+
+
+async def _run_cases(server: Server, places: list[Place]) -> list[Result]:
+    call = await (await Session.begin(places[0].port)).start(server.tool(STEPS, STEP_SECONDS))
+    await call.read()
+    server.result = call.result
+    turns = asyncio.Semaphore(AT_ONCE)
+
+    async def everywhere(case: Case) -> Result:
+        found = []
+        for place, wanted in zip(places, server.expected(case)):
+            async with turns:
+                found.append(await _try(server, case, place, wanted))
+        return judge(server, case, *found)
+
+    cases = server.cases()
+    results = {case: await everywhere(case) for case in cases if case.alone}
+    together = [case for case in cases if not case.alone]
+    results.update(zip(together, await asyncio.gather(*map(everywhere, together))))
+    return [results[case] for case in cases]
+
+
+async def _try(server: Server, case: Case, place: Place, wanted: str) -> Measured:
+    """Runs a case at a place. Python's SDKs lose an event that meets a resumption just as it
+    begins. So an honest case is tried again where less came than is usual, if it is certain that
+    the server itself has sent no more."""
+    for tries in range(1, TRIES + 1):
+        found = await measure(server, case, place.port, place.name, place.envoy, place.tap)
+        if tries == TRIES or case not in server.races or str(found) == wanted or found.altered:
+            break
+        print(f"  (again: {place.name}: {case.name}: {found})")
+    return found
+
+
+def judge(
+    server: Server, case: Case, direct: Measured, gateway: Measured, sharpest: Measured
+) -> Result:
+    """Whether what came is what should."""
+    if direct.words == gateway.words == AT_RANDOM:
+        gateway.found = []  # That's left to chance, too.
+    expected = server.expected(case)
+    found = [str(direct), str(gateway), str(sharpest)]
+    if EITHER in expected:
+        either = [f"400 · `{reason} rejected`" for reason in ("foreign_session", "never_issued")]
+        found = [EITHER if text in either else text for text in found]
+    good = all(f == e or not e for f, e in zip(found, expected))
+    good &= not (gateway.altered or sharpest.altered)
+    wanted = "; ".join(f"{w} and not {f}" for f, w in zip(found, expected) if f != w and w)
+    return Result(PART, server.name, case.name, found[0], found[1], good, wanted)
+
+
+PROGRAMS = Path(__file__).parents[1] / "servers"
+
+
+def node_server(program: str, *arguments: str) -> Callable[[], AbstractContextManager[int]]:
+    """A server of ours on the TypeScript SDK."""
+    return lambda: running.server([*install.node_program(PROGRAMS / program), *arguments])
+
+
+def python_server(python: str, program: str) -> Callable[[], AbstractContextManager[int]]:
+    """A server of ours on a Python SDK."""
+    return lambda: running.server([install.python(python), str(PROGRAMS / program)])
+
+
+def rmcp_server(event_ids: str) -> Callable[[], AbstractContextManager[int]]:
+    """examples/mcp_server.rs."""
+    arguments = ["--listen", "127.0.0.1:0", "--event-ids", event_ids]
+    return lambda: running.server([install.cargo_example("mcp_server"), *arguments])
+
+
+EVERYTHING = "@modelcontextprotocol/server-everything"
+
+
+def everything() -> AbstractContextManager[int]:
+    """server-everything as it is shipped. It takes its port from the environment."""
+    port = running.free_port()
+    command = install.npm_program(EVERYTHING, "mcp-server-everything")
+    return running.server_on_port([*command, "streamableHttp"], port, {"PORT": str(port)})
+
+
+def new_uuid() -> str:
+    """An event id of the stores that have a UUID for each."""
+    return str(uuid.uuid4())
+
+
+def new_typescript_id() -> str:
+    """An event id of the TypeScript examples' stores."""
+    return f"{uuid.uuid4()}_{int(time.time() * 1000)}_k3x9q2ab"
+
+
+def later_typescript_id(cursor: str) -> str:
+    """The same stream, an hour later."""
+    stream, millis, _ = cursor.rsplit("_", 2)
+    return f"{stream}_{int(millis) + 3600000}_k3x9q2ab"
+
+
+def further_index(cursor: str) -> str:
+    """rmcp's `<index>/<request>`, fifty events on."""
+    index, _, request = cursor.partition("/")
+    return f"{int(index) + 50}/{request}"
+
+
+def servers() -> list[Server]:
+    """All of them."""
+    sdk1, sdk2 = "@modelcontextprotocol/sdk", "@modelcontextprotocol/server"
+    typescript1 = f"`{sdk1}` {install.version('npm', sdk1)}"
+    typescript2 = f"`{sdk2}` {install.version('npm', sdk2)}"
+    python1, python2 = (f"Python `mcp` {install.version(p, 'mcp')}" for p in ("mcp1", "mcp2"))
+    fastmcp = f"`fastmcp` {install.version('fastmcp', 'fastmcp')}"
+    rmcp = f"`rmcp` {install.version('cargo', 'rmcp')}"
+    everythings = f"`{EVERYTHING}` {install.version('npm', EVERYTHING)}"
+    return [
+        Server(
+            everythings,
+            everything,
+            new_uuid,
+            everything=True,
+            # It has neither a tool that announces nor one that closes its connection.
+            lacks=(CLOSED, LISTENING, BOTH_LISTEN, ANOTHERS_NOTES),
+            alone={
+                BROKEN: "steps 1-3, then HANGS",
+                EVENT_ON_ITS_WAY: "steps 1-3, then HANGS",
+                OLD_CONNECTION: "steps 1-3, then HANGS",
+                SAME_ID: "steps 1-2, then HANGS",
+                OTHER_CALL: "steps 1-2, ANOTHER CALL'S EVENTS, then HANGS",
+                AFTER: "stays open",
+                NEVER_ISSUED: NOTHING_HANGS,
+                ANOTHERS: NOTHING_HANGS,
+                DELETED: "400",
+            },
+            through={
+                OTHER_CALL: "steps 1-2, ANOTHER CALL'S EVENTS, then HANGS · `continue`"
+                " · found `replay_foreign_stream passed`"
+            },
+            cut_sharper={
+                OTHER_CALL: "steps 1-2, error 4400 · `continue` · found `replay_foreign_stream cut`"
+            },
+        ),
+        *(
+            Server(
+                f"{typescript1}, {stores}",
+                node_server("typescript1.mjs", *arguments),
+                new_typescript_id,
+                later_id=later_typescript_id,
+                alone={
+                    BURSTS: AT_RANDOM,
+                    LISTENING: "notes 1-3, LOST 4-5",
+                    BOTH_LISTEN: "notes 1-2, LOST 3",
+                    NEVER_ISSUED: NOTHING_HANGS,
+                    ANOTHERS: leak or NOTHING_HANGS,
+                    ANOTHERS_NOTES: "200, NOTHING COMES",
+                    AHEAD: NOTHING_HANGS,
+                    DELETED: "404",
+                },
+                through={ANOTHERS_NOTES: EITHER},
+                cut_sharper={BURSTS: ""},
+            )
+            for stores, arguments, leak in (
+                ("a store for each session", (), ""),
+                ("one store", ("--one-store",), "200: ANOTHER CALL'S EVENTS, hangs"),
+            )
+        ),
+        Server(
+            f"{typescript2}, a store for each session",
+            node_server("typescript2.mjs"),
+            new_typescript_id,
+            later_id=later_typescript_id,
+            alone={
+                NEVER_ISSUED: NOTHING_ENDS,
+                ANOTHERS: NOTHING_ENDS,
+                ANOTHERS_NOTES: "200, NOTHING COMES",
+                AHEAD: NOTHING_ENDS,
+                DELETED: "404",
+            },
+            through={ANOTHERS_NOTES: EITHER},
+        ),
+        Server(
+            f"{typescript2}, one store",
+            node_server("typescript2.mjs", "--one-store"),
+            new_typescript_id,
+            later_id=later_typescript_id,
+            alone={
+                BOTH_LISTEN: "notes 1-3, ANOTHER SESSION'S NOTES",
+                NEVER_ISSUED: NOTHING_ENDS,
+                ANOTHERS: "200: ANOTHER CALL'S EVENTS, ends",
+                ANOTHERS_NOTES: "200: ANOTHER SESSION'S NOTES",
+                AHEAD: NOTHING_ENDS,
+                DELETED: "404",
+            },
+            through={BOTH_LISTEN: NOTES_CUT, ANOTHERS_NOTES: EITHER},
+        ),
+        *(
+            Server(
+                name,
+                python_server(python, program),
+                new_uuid,
+                races=PYTHON_RACES,
+                alone={
+                    AFTER: "stays open",
+                    SAME_ID: "steps 1-6, result, ANOTHER CALL'S EVENTS",
+                    BOTH_LISTEN: "notes 1-3, ANOTHER SESSION'S NOTES",
+                    NEVER_ISSUED: NOTHING_ENDS,
+                    ANOTHERS: "200: ANOTHER CALL'S EVENTS, hangs",
+                    ANOTHERS_NOTES: "200: ANOTHER SESSION'S NOTES",
+                    DELETED: "404",
+                },
+                through={
+                    SAME_ID: "steps 1-2, error 4400 · `continue`"
+                    " · found `replay_foreign_session cut`",
+                    BOTH_LISTEN: NOTES_CUT,
+                },
+            )
+            for name, python, program in (
+                (python1, "mcp1", "python1.py"),
+                (python2, "mcp2", "python2.py"),
+            )
+        ),
+        Server(
+            fastmcp,
+            python_server("fastmcp", "fastmcp4.py"),
+            new_uuid,
+            races=PYTHON_RACES,
+            alone={
+                AFTER: "stays open",
+                NEVER_ISSUED: NOTHING_ENDS,
+                ANOTHERS: NOTHING_ENDS,
+                ANOTHERS_NOTES: "200, NOTHING COMES",
+                DELETED: "404",
+            },
+        ),
+        Server(
+            f"{rmcp}, its own ids",
+            rmcp_server("index"),
+            lambda: "7/99",
+            later_id=further_index,
+            lacks=(CLOSED,),
+            alone={
+                BROKEN: "steps 1-6, result, TWICE 3",
+                EVENT_ON_ITS_WAY: "steps 1-6, result, TWICE 2",
+                ANSWER_ON_ITS_WAY: "steps 1-3, then NOTHING COMES",
+                ANSWERED: "steps 1-3, then NOTHING COMES",
+                AGAIN: "steps 1-6, result, TWICE 1-4",
+                OLD_CONNECTION: "steps 1-6, result, TWICE 3",
+                BURSTS: "steps 1-30, then NOTHING COMES",
+                OTHER_CALL: "steps 1-6, result, TWICE 2",
+                LISTENING: "notes 1-5, TWICE 3",
+                SAME_ID: "steps 1-6, result, TWICE 2",
+                BOTH_LISTEN: "notes 1-3, TWICE 2",
+                NEVER_ISSUED: NOTHING_ENDS,
+                ANOTHERS: NOTHING_ENDS,
+                ANOTHERS_NOTES: "200, NOTHING COMES",
+                AHEAD: NOTHING_ENDS,
+                DELETED: "404",
+            },
+            through={
+                ANSWER_ON_ITS_WAY: "steps 1-3, then NOTHING COMES · `continue`"
+                " · found `replay_empty passed`",
+                BURSTS: "steps 1-30, then NOTHING COMES · `continue` · found `replay_empty passed`",
+                # Every session has ids like these, so it is only that this one hasn't come so far.
+                ANOTHERS: "200: error 4400 · `ahead_of_head settled`",
+                ANOTHERS_NOTES: "400 · `ahead_of_head rejected`",
+                AHEAD: "200: error 4400 · `ahead_of_head settled`",
+            },
+        ),
+        Server(
+            f"{rmcp}, a store with UUIDs",
+            rmcp_server("uuid"),
+            new_uuid,
+            lacks=(CLOSED,),
+            alone={
+                NEVER_ISSUED: NOTHING_ENDS,
+                ANOTHERS: "200: ANOTHER CALL'S EVENTS, ends",
+                ANOTHERS_NOTES: "200: ANOTHER SESSION'S NOTES",
+                DELETED: "404",
+            },
+        ),
+    ]
+
+
+INTRO = """
+"""
 
 
 async def run(report: Report, subject: str) -> None:
-    """Runs them."""
+    """Runs all servers, or those with this in their name."""
+    report.begin(Section("Servers", INTRO))
+    for server in servers():
+        if subject in server.name:
+            began = time.monotonic()
+            for result in await run_server(server):
+                report.add(result)
+            print(f"  {time.monotonic() - began:.0f} s", flush=True)
