@@ -31,9 +31,9 @@ class Section:
     title: str
     intro: str
     """Markdown before the tables: what was done, and how to read them."""
-    results: list[Result] = field(default_factory=list)
     outro: str = ""
     """Markdown after the tables."""
+    results: list[Result] = field(default_factory=list)
     columns: tuple[str, str, str] = ("case", "direct", "through the gateway")
 
 

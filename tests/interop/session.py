@@ -16,7 +16,7 @@ from tests.harness.sse import Event
 from .tap import PROBE
 
 PATH = "/mcp"
-QUIET_SECONDS = 2.0
+QUIET_SECONDS = 1.5
 """A stream on which nothing comes for so long is taken for silent."""
 AFTER_ANSWER_SECONDS = 0.3
 """For so long a stream is looked at after its call was answered: some servers leave it open."""
