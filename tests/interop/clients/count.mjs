@@ -1,0 +1,25 @@
+// What the two TypeScript clients have in common: they call the tool `count` up to a number, with
+// so many milliseconds between the steps, and then once more, shortly, to see whether the session
+// still works. What they get goes to stdout, a JSON object a line: a step, how the call ended, how
+// the next one did; and what the SDK tells its `onerror`.
+
+const print = value => console.log(JSON.stringify(value));
+
+export async function run(client, call) {
+    client.onerror = error => print({ noted: error.message });
+    const [, , url, to, interval] = process.argv;
+    await client.connect(new call.Transport(new URL(url)));
+    print(await count(call, Number(to), Number(interval)));
+    print({ next: await count(call, 1, 0) });
+    process.exit();
+}
+
+async function count(call, to, interval_ms) {
+    const options = { onprogress: ({ progress }) => print({ step: progress }) };
+    try {
+        const result = await call.tool({ name: 'count', arguments: { to, interval_ms } }, options);
+        return { result: result.content[0].text };
+    } catch (error) {
+        return { error: { code: error.code ?? null, message: error.message } };
+    }
+}

@@ -1,0 +1,42 @@
+"""What the two Python clients have in common: they call the tool `count` up to a number, with so
+many milliseconds between the steps, and then once more, shortly, to see whether the session still
+works. What they get goes to stdout, a JSON object a line: a step, how the call ended, how the next
+one did. They run in virtual environments of their own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Awaitable
+from typing import Any, Callable
+
+URL = sys.argv[1]
+
+CallTool = Callable[..., Awaitable[Any]]
+"""`call_tool` of either SDK."""
+
+
+def show(value: Any) -> None:
+    """Prints a line."""
+    print(json.dumps(value), flush=True)
+
+
+async def run(call_tool: CallTool, error: type[Exception]) -> None:
+    """Makes the calls; `error` is what the SDK raises for an error of JSON-RPC."""
+    _, _, to, interval_ms = sys.argv
+    show(await _count(call_tool, error, int(to), int(interval_ms)))
+    show({"next": await _count(call_tool, error, 1, 0)})
+
+
+async def _count(call_tool: CallTool, error: type[Exception], to: int, interval_ms: int) -> Any:
+    given = {"to": to, "interval_ms": interval_ms}
+    try:
+        result = await call_tool("count", given, progress_callback=_progress)
+        return {"result": result.content[0].text}
+    except error as raised:
+        failure: Any = raised.error  # type: ignore[attr-defined]
+        return {"error": {"code": failure.code, "message": failure.message}}
+
+
+async def _progress(progress: float, total: float | None, message: str | None) -> None:
+    show({"step": progress})

@@ -1,0 +1,20 @@
+"""The Python SDK 1.x."""
+
+from __future__ import annotations
+
+import asyncio
+
+import count
+from mcp import ClientSession, McpError
+from mcp.client.streamable_http import streamable_http_client
+
+
+async def main() -> None:
+    """Runs the calls in a session."""
+    transport = streamable_http_client(count.URL)
+    async with transport as (read, write, _), ClientSession(read, write) as session:
+        await session.initialize()
+        await count.run(session.call_tool, McpError)
+
+
+asyncio.run(main())

@@ -1,0 +1,162 @@
+"""A network path between a client and a server (or a gateway) that breaks in the middle of a call,
+and a proxy on it that may get a cursor wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Callable
+
+from tests.harness import client, sse
+from tests.harness.client import Response
+from tests.harness.upstream import Exchange, Request, Upstream
+
+ARRIVAL_SECONDS = 0.05
+"""What was sent gets this long to arrive before the connection breaks."""
+
+_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "host", "content-length"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong."""
+
+    steps: int = 3
+    """The call's connection breaks after so many progress events."""
+    unnoticed_seconds: float = 0.0
+    """How long the server's side doesn't notice, and goes on sending into the dead path."""
+    down_seconds: float = 0.0
+    """How long every other connection breaks at once, too."""
+    cursor: Callable[[str], str] | None = None
+    """What becomes of a cursor of the call on its way to the server."""
+    meanwhile: Callable[[str], Awaitable[None]] | None = None
+    """What else happens as it breaks; it is given the session's id."""
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A GET that resumes the broken call."""
+
+    at: float
+    status: int
+    verdict: str | None
+    """The header `mcp-resumption`."""
+
+
+@dataclass
+class Path:
+    """The path. All times are `time.monotonic`'s."""
+
+    port: int
+    """Where it leads."""
+    fault: Fault
+    resumptions: list[Resumption] = field(default_factory=list)
+    initialized: int = 0
+    """How many sessions were asked for."""
+    broken: bool = False
+    _ids: set[str] = field(default_factory=set)
+    _up_at: float = 0.0
+
+    async def __call__(self, exchange: Exchange) -> None:
+        if time.monotonic() < self._up_at:
+            await exchange.abort()
+            return
+        asked = await _message(exchange)
+        self.initialized += asked == "initialize"
+        calls = asked == "tools/call" and not self.broken
+        try:
+            answer, connection = await self._forward(exchange.request)
+        except (ConnectionError, OSError):
+            await exchange.abort()
+            return
+        try:
+            await self._relay(exchange, answer, calls)
+        finally:
+            connection.close()
+
+    async def _forward(self, request: Request) -> tuple[Response, client.Connection]:
+        headers = [header for header in request.headers if header[0] not in _HOP_BY_HOP]
+        cursor = request.header("last-event-id")
+        resumes = request.method == "GET" and cursor in self._ids
+        if resumes and self.fault.cursor is not None:
+            sent = self.fault.cursor(cursor or "")
+            headers = [(name, sent if name == "last-event-id" else v) for name, v in headers]
+        at = time.monotonic()
+        connection = await client.connect(self.port)
+        body = request.body if request.method == "POST" else None
+        answer = await connection.request(request.method, request.path, headers, body)
+        if resumes:
+            verdict = answer.header("mcp-resumption")
+            self.resumptions.append(Resumption(at, answer.status, verdict))
+        return answer, connection
+
+    async def _relay(self, exchange: Exchange, answer: Response, calls: bool) -> None:
+        kept = [h for h in answer.headers if h[0] not in _HOP_BY_HOP - {"content-length"}]
+        await exchange.start(answer.status, kept)
+        decoder, steps = sse.Decoder(), 0
+        async for piece in _pieces(answer, exchange):
+            await exchange.send(piece)
+            if not calls:
+                continue
+            for event in decoder.feed(piece):
+                self._ids.add(event.id)
+                steps += "notifications/progress" in (event.data or "")
+            if steps >= self.fault.steps:
+                await self._break(exchange, answer)
+                return
+        if answer.ended == "reset":
+            await exchange.abort()
+
+    async def _break(self, exchange: Exchange, answer: Response) -> None:
+        self.broken = True
+        if not self.fault.unnoticed_seconds:
+            await answer.abort()
+        if self.fault.meanwhile is not None:
+            await self.fault.meanwhile(exchange.request.header("mcp-session-id") or "")
+        await asyncio.sleep(ARRIVAL_SECONDS)
+        self._up_at = time.monotonic() + self.fault.down_seconds
+        await exchange.abort()
+        try:
+            # The server's side is read on, and what it sends is lost.
+            await asyncio.wait_for(answer.body(), self.fault.unnoticed_seconds)
+        except asyncio.TimeoutError:
+            pass
+
+
+@asynccontextmanager
+async def path(port: int, fault: Fault) -> AsyncIterator[tuple[int, Path]]:
+    """A path to this port; gives the port at which it begins."""
+    upstream = Upstream()
+    upstream.handler = made = Path(port, fault)
+    await upstream.start()
+    try:
+        yield upstream.port, made
+    finally:
+        await upstream.stop()
+
+
+async def _message(exchange: Exchange) -> str | None:
+    """The method of the JSON-RPC message that is POSTed."""
+    body = await exchange.body()
+    return json.loads(body).get("method") if exchange.request.method == "POST" else None
+
+
+async def _pieces(answer: Response, exchange: Exchange) -> AsyncIterator[bytes]:
+    """The body as it comes, for as long as there is somebody who wants it."""
+    gone = asyncio.ensure_future(exchange.gone.wait())
+    try:
+        while not gone.done():
+            piece = asyncio.ensure_future(answer.piece())
+            await asyncio.wait([gone, piece], return_when=asyncio.FIRST_COMPLETED)
+            if not piece.done():
+                piece.cancel()
+                return
+            if not piece.result():
+                return
+            yield piece.result()
+    finally:
+        gone.cancel()
