@@ -8,7 +8,7 @@
 //! It calls the tool `count` (see the example `mcp_server`) up to that number, with
 //! that many milliseconds between the steps, and then once more, shortly, to see
 //! whether the session still works. What it gets goes to stdout, a JSON object a
-//! line: `{"step": 1}`, how the call ended, `{"result": …}` or `{"error": …}`, and
+//! line: `{"step": 1, "of": 20}`, how the call ended, `{"result": …}` or `{"error": …}`, and
 //! how the next one did, `{"next": {"result": …}}`.
 
 use std::{error::Error, io::Write};
@@ -49,7 +49,8 @@ async fn count(
             json!({ "result": text.map(|text| text.text.as_str()) })
         }
         Err(ServiceError::McpError(error)) => {
-            json!({ "error": { "code": error.code.0, "message": error.message } })
+            let reason = error.data.as_ref().and_then(|data| data.get("reason"));
+            json!({ "error": { "code": error.code.0, "message": error.message, "reason": reason } })
         }
         Err(error) => json!({ "error": { "code": null, "message": error.to_string() } }),
     }
@@ -64,7 +65,7 @@ impl ClientHandler for Printer {
         params: ProgressNotificationParam,
         _: NotificationContext<RoleClient>,
     ) {
-        print(&json!({ "step": params.progress }));
+        print(&json!({ "step": params.progress, "of": params.total }));
     }
 }
 

@@ -27,6 +27,8 @@ class Fault:
 
     steps: int = 3
     """The call's connection breaks after so many progress events."""
+    times: int = 1
+    """How often: the next times it is that of the resumption, after as many events more."""
     unnoticed_seconds: float = 0.0
     """How long the server's side doesn't notice, and goes on sending into the dead path."""
     down_seconds: float = 0.0
@@ -37,14 +39,15 @@ class Fault:
     """What else happens as it breaks; it is given the session's id."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Resumption:
-    """A GET that resumes the broken call."""
+    """A GET that resumes the broken call, and its answer."""
 
     at: float
     status: int
     verdict: str | None
     """The header `mcp-resumption`."""
+    events: int = 0
 
 
 @dataclass
@@ -55,9 +58,12 @@ class Path:
     """Where it leads."""
     fault: Fault
     resumptions: list[Resumption] = field(default_factory=list)
+    plain: int = 0
+    """How many GETs without a cursor came after the break."""
     initialized: int = 0
     """How many sessions were asked for."""
-    broken: bool = False
+    breaks: int = 0
+    """How often it has broken."""
     _ids: set[str] = field(default_factory=set)
     _up_at: float = 0.0
 
@@ -65,54 +71,62 @@ class Path:
         if time.monotonic() < self._up_at:
             await exchange.abort()
             return
-        asked = await _message(exchange)
+        request, asked = exchange.request, await _message(exchange)
+        cursor = request.header("last-event-id")
         self.initialized += asked == "initialize"
-        calls = asked == "tools/call" and not self.broken
+        self.plain += request.method == "GET" and cursor is None and self.breaks > 0
+        resumption = None
+        if request.method == "GET" and cursor in self._ids:
+            resumption = Resumption(time.monotonic(), 0, None)
         try:
-            answer, connection = await self._forward(exchange.request)
+            answer, connection = await self._forward(request, resumption)
         except (ConnectionError, OSError):
             await exchange.abort()
             return
+        if resumption is not None:
+            resumption.status = answer.status
+            resumption.verdict = answer.header("mcp-resumption")
+            self.resumptions.append(resumption)
+        calls = asked == "tools/call" and not self.breaks
         try:
-            await self._relay(exchange, answer, calls)
+            await self._relay(exchange, answer, calls, resumption)
         finally:
             connection.close()
 
-    async def _forward(self, request: Request) -> tuple[Response, client.Connection]:
+    async def _forward(
+        self, request: Request, resumption: Resumption | None
+    ) -> tuple[Response, client.Connection]:
         headers = [header for header in request.headers if header[0] not in _HOP_BY_HOP]
-        cursor = request.header("last-event-id")
-        resumes = request.method == "GET" and cursor in self._ids
-        if resumes and self.fault.cursor is not None:
-            sent = self.fault.cursor(cursor or "")
-            headers = [(name, sent if name == "last-event-id" else v) for name, v in headers]
-        at = time.monotonic()
+        if resumption is not None and self.fault.cursor is not None:
+            cursor = self.fault.cursor(request.header("last-event-id") or "")
+            headers = [(name, cursor if name == "last-event-id" else v) for name, v in headers]
         connection = await client.connect(self.port)
         body = request.body if request.method == "POST" else None
-        answer = await connection.request(request.method, request.path, headers, body)
-        if resumes:
-            verdict = answer.header("mcp-resumption")
-            self.resumptions.append(Resumption(at, answer.status, verdict))
-        return answer, connection
+        return await connection.request(request.method, request.path, headers, body), connection
 
-    async def _relay(self, exchange: Exchange, answer: Response, calls: bool) -> None:
+    async def _relay(
+        self, exchange: Exchange, answer: Response, calls: bool, resumption: Resumption | None
+    ) -> None:
         kept = [h for h in answer.headers if h[0] not in _HOP_BY_HOP - {"content-length"}]
         await exchange.start(answer.status, kept)
         decoder, steps = sse.Decoder(), 0
         async for piece in _pieces(answer, exchange):
             await exchange.send(piece)
-            if not calls:
+            if not calls and resumption is None:
                 continue
             for event in decoder.feed(piece):
                 self._ids.add(event.id)
                 steps += "notifications/progress" in (event.data or "")
-            if steps >= self.fault.steps:
+                if resumption is not None:
+                    resumption.events += 1
+            if steps >= self.fault.steps and self.breaks < self.fault.times:
                 await self._break(exchange, answer)
                 return
         if answer.ended == "reset":
             await exchange.abort()
 
     async def _break(self, exchange: Exchange, answer: Response) -> None:
-        self.broken = True
+        self.breaks += 1
         if not self.fault.unnoticed_seconds:
             await answer.abort()
         if self.fault.meanwhile is not None:

@@ -15,11 +15,12 @@ export async function run(client, call) {
 }
 
 async function count(call, to, interval_ms) {
-    const options = { onprogress: ({ progress }) => print({ step: progress }) };
+    const options = { onprogress: ({ progress, total }) => print({ step: progress, of: total }) };
     try {
         const result = await call.tool({ name: 'count', arguments: { to, interval_ms } }, options);
         return { result: result.content[0].text };
     } catch (error) {
-        return { error: { code: error.code ?? null, message: error.message } };
+        const { code = null, message, data } = error;
+        return { error: { code: data?.status ?? code, message, reason: data?.reason } };
     }
 }

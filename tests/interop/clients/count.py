@@ -34,9 +34,10 @@ async def _count(call_tool: CallTool, error: type[Exception], to: int, interval_
         result = await call_tool("count", given, progress_callback=_progress)
         return {"result": result.content[0].text}
     except error as raised:
-        failure: Any = raised.error  # type: ignore[attr-defined]
-        return {"error": {"code": failure.code, "message": failure.message}}
+        found: Any = raised.error  # type: ignore[attr-defined]
+        reason = found.data.get("reason") if isinstance(found.data, dict) else None
+        return {"error": {"code": found.code, "message": found.message, "reason": reason}}
 
 
 async def _progress(progress: float, total: float | None, message: str | None) -> None:
-    show({"step": progress})
+    show({"step": progress, "of": total})

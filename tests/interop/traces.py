@@ -1,0 +1,173 @@
+"""A client program (see `clients/`) on a path that breaks: what it got, how its call ended, in
+words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import faults
+from .faults import Fault, Path
+
+AT_ONCE_SECONDS = 2.0
+"""A refused call is to end so soon after its client has resumed it."""
+HANG_SECONDS = 15.0
+"""A call of which nothing has come for so long hangs."""
+ALL_SECONDS = 60.0
+"""No program runs longer."""
+EXIT_SECONDS = 5.0
+"""A program that has said all ends by itself in this time."""
+
+
+@dataclass
+class Trace:
+    """What a client got and printed, and when (`time.monotonic`)."""
+
+    path: Path
+    steps: int
+    """How many the call has."""
+    lines: list[tuple[float, Any]] = field(default_factory=list)
+    errors: str = ""
+    """What it wrote to stderr."""
+
+    @property
+    def answer_seconds(self) -> float | None:
+        """How long after the first resumption the call ended."""
+        resumptions = self.path.resumptions
+        return self._ended[0] - resumptions[0].at if self._ended and resumptions else None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the call ended with an error that gives the guard's reason."""
+        return bool(self._ended and self._ended[1].get("error", {}).get("reason"))
+
+    def words(self) -> str:
+        """What came of it."""
+        if self.path.breaks < self.path.fault.times:
+            return "THE CONNECTION DIDN'T BREAK"
+        if self._ended is None:
+            return f"hangs: {self._resumed()}"
+        end = self._ended[1]
+        if "result" in end:
+            words = self._result(end["result"])
+        elif (self.answer_seconds or 0.0) <= AT_ONCE_SECONDS:
+            words = f"{_error(end['error'])} at once"
+        else:
+            words = f"{_error(end['error'])} after {self._resumed()}"
+        return f"{words}; next call: {self._next()}"
+
+    def tell(self) -> str:
+        """All of it, for a person who looks for the cause."""
+        begin = self.lines[0][0] if self.lines else 0.0
+        told = [(at, json.dumps(line)) for at, line in self.lines]
+        told += [(get.at, f"resumes: {get.status} {get.verdict}") for get in self.path.resumptions]
+        lines = [f"{at - begin:7.3f}  {words}" for at, words in sorted(told)]
+        return "\n".join([*lines, self.errors.strip()]).rstrip()
+
+    @property
+    def _ended(self) -> tuple[float, Any] | None:
+        return next((line for line in self.lines if line[1].keys() & {"result", "error"}), None)
+
+    def _result(self, text: str) -> str:
+        if text != f"counted to {self.steps}":
+            return "ANOTHER SESSION'S RESULT"
+        seen = [line["step"] for _, line in self.lines if line.get("of") == self.steps]
+        twice = {step for step in seen if seen.count(step) > 1}
+        words = ["completes"]
+        if set(seen) != set(range(1, self.steps + 1)):
+            words.append("STEPS LOST")
+        if twice == {self.path.fault.steps}:
+            words.append("the cursor's own step twice")
+        elif twice:
+            words.append("STEPS TWICE")
+        return ", ".join(words)
+
+    def _resumed(self) -> str:
+        """How the client tried to resume, and what it was answered at first."""
+        resumptions = self.path.resumptions
+        if not resumptions:
+            return "no GET"
+        count = len(resumptions)
+        gets = "GET after GET" if count > 2 else f"{count} GET{'s' if count > 1 else ''}"
+        plain = ", then one without a cursor" if self.path.plain else ""
+        first = resumptions[0]
+        reason = re.fullmatch(r"\w+;reason=(\w+);action=rejected", first.verdict or "")
+        answer = f"{first.status} {reason[1]}" if reason else f"{first.status}"
+        empty = " without an event" if first.status == 200 and not first.events else ""
+        return f"{gets}{plain}: {answer}{empty}"
+
+    def _next(self) -> str:
+        end = next((line["next"] for _, line in self.lines if "next" in line), None)
+        if end is None:
+            return "hangs"
+        if "error" in end:
+            return _error(end["error"])
+        again = " in a new session" if self.path.initialized > 1 else ""
+        return f"works{again}" if end["result"] == "counted to 1" else "WRONG RESULT"
+
+
+async def follow(command: Sequence[str], fault: Fault, port: int, call: tuple[int, int]) -> Trace:
+    """Runs a client program on a path to this port; `call` is how far its call counts, and the
+    milliseconds between two steps."""
+    async with faults.path(port, fault) as (begin, path):
+        trace = Trace(path, call[0])
+        arguments = [f"http://127.0.0.1:{begin}/mcp", *map(str, call)]
+        with tempfile.TemporaryFile() as errors:
+            process = await asyncio.create_subprocess_exec(
+                *(*command, *arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+            )
+            assert process.stdout is not None
+            try:
+                await _read(process.stdout, trace)
+            finally:
+                await _end(process, EXIT_SECONDS if process.stdout.at_eof() else 0.0)
+                errors.seek(0)
+                trace.errors = errors.read().decode(errors="replace")
+        return trace
+
+
+async def _read(stdout: asyncio.StreamReader, trace: Trace) -> None:
+    """Reads what a program prints, until the end or until it hangs."""
+    began = moved = time.monotonic()
+    line = asyncio.ensure_future(stdout.readline())
+    try:
+        while time.monotonic() - moved < HANG_SECONDS and time.monotonic() - began < ALL_SECONDS:
+            await asyncio.wait([line], timeout=0.2)
+            if not line.done():
+                continue
+            if not line.result():
+                return
+            value = json.loads(line.result())
+            trace.lines.append((time.monotonic(), value))
+            if "noted" not in value:
+                moved = time.monotonic()
+            line = asyncio.ensure_future(stdout.readline())
+    finally:
+        line.cancel()
+
+
+async def _end(process: asyncio.subprocess.Process, patience: float) -> None:
+    try:
+        await asyncio.wait_for(process.wait(), patience)
+    except asyncio.TimeoutError:
+        # Not `Process.kill`, which may reap it, and then asyncio misses it.
+        os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def _error(error: Any) -> str:
+    if error["code"] is None:
+        return f"error “{error['message']}”"
+    reason = f" {error['reason']}" if error.get("reason") else ""
+    return f"error {error['code']}{reason}"
