@@ -9,7 +9,7 @@
 //! that many milliseconds between the steps, and then once more, shortly, to see
 //! whether the session still works. What it gets goes to stdout, a JSON object a
 //! line: `{"step": 1, "of": 20}`, how the call ended, `{"result": …}` or `{"error": …}`, and
-//! how the next one did, `{"next": {"result": …}}`.
+//! how the next one did, `{"next": {"result": …}}`. It ends when stdin does.
 
 use std::{error::Error, io::Write};
 
@@ -31,6 +31,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let client = Printer.serve(transport).await?;
     print(&count(&client, to.parse()?, interval_ms.parse()?).await);
     print(&json!({ "next": count(&client, 1, 0).await }));
+    tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()))
+        .await??;
     client.cancel().await?;
     Ok(())
 }

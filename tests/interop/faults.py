@@ -64,6 +64,8 @@ class Path:
     """How many sessions were asked for."""
     breaks: int = 0
     """How often it has broken."""
+    log: list[tuple[float, str]] = field(default_factory=list)
+    """What came along, for a person who looks for the cause."""
     _ids: set[str] = field(default_factory=set)
     _up_at: float = 0.0
 
@@ -73,6 +75,8 @@ class Path:
             return
         request, asked = exchange.request, await _message(exchange)
         cursor = request.header("last-event-id")
+        words = f"{request.method} {asked or cursor or ''}"
+        self.log.append((time.monotonic(), words))
         self.initialized += asked == "initialize"
         self.plain += request.method == "GET" and cursor is None and self.breaks > 0
         resumption = None
@@ -83,6 +87,7 @@ class Path:
         except (ConnectionError, OSError):
             await exchange.abort()
             return
+        self.log.append((time.monotonic(), f"{words}: {answer.status}"))
         if resumption is not None:
             resumption.status = answer.status
             resumption.verdict = answer.header("mcp-resumption")

@@ -24,7 +24,9 @@ HANG_SECONDS = 15.0
 ALL_SECONDS = 60.0
 """No program runs longer."""
 EXIT_SECONDS = 5.0
-"""A program that has said all ends by itself in this time."""
+"""A program whose stdin has ended ends by itself in this time."""
+WATCH_SECONDS = 8.0
+"""A client whose call was refused is watched for so long: it's to leave the stream alone."""
 
 
 @dataclass
@@ -45,9 +47,20 @@ class Trace:
         return self._ended[0] - resumptions[0].at if self._ended and resumptions else None
 
     @property
+    def said_all(self) -> bool:
+        """Whether the next call has ended, too."""
+        return any("next" in line for _, line in self.lines)
+
+    @property
     def settled(self) -> bool:
         """Whether the call ended with an error that gives the guard's reason."""
         return bool(self._ended and self._ended[1].get("error", {}).get("reason"))
+
+    @property
+    def later(self) -> int:
+        """How often the client has resumed the call after it had ended."""
+        end = self._ended[0] if self._ended else float("inf")
+        return sum(resumption.at > end for resumption in self.path.resumptions)
 
     def words(self) -> str:
         """What came of it."""
@@ -62,13 +75,14 @@ class Trace:
             words = f"{_error(end['error'])} at once"
         else:
             words = f"{_error(end['error'])} after {self._resumed()}"
-        return f"{words}; next call: {self._next()}"
+        later = f"; resumes it {self.later} times more" if self.later else ""
+        return f"{words}{later}; next call: {self._next()}"
 
     def tell(self) -> str:
         """All of it, for a person who looks for the cause."""
-        begin = self.lines[0][0] if self.lines else 0.0
-        told = [(at, json.dumps(line)) for at, line in self.lines]
+        told = [*self.path.log, *((at, json.dumps(line)) for at, line in self.lines)]
         told += [(get.at, f"resumes: {get.status} {get.verdict}") for get in self.path.resumptions]
+        begin = min(told)[0] if told else 0.0
         lines = [f"{at - begin:7.3f}  {words}" for at, words in sorted(told)]
         return "\n".join([*lines, self.errors.strip()]).rstrip()
 
@@ -123,36 +137,40 @@ async def follow(command: Sequence[str], fault: Fault, port: int, call: tuple[in
         with tempfile.TemporaryFile() as errors:
             process = await asyncio.create_subprocess_exec(
                 *(*command, *arguments),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,
             )
-            assert process.stdout is not None
             try:
-                await _read(process.stdout, trace)
+                await _read(process, trace)
             finally:
-                await _end(process, EXIT_SECONDS if process.stdout.at_eof() else 0.0)
+                await _end(process, EXIT_SECONDS if trace.said_all else 0.0)
                 errors.seek(0)
                 trace.errors = errors.read().decode(errors="replace")
         return trace
 
 
-async def _read(stdout: asyncio.StreamReader, trace: Trace) -> None:
+async def _read(process: asyncio.subprocess.Process, trace: Trace) -> None:
     """Reads what a program prints, until the end or until it hangs."""
+    assert process.stdout is not None
+    assert process.stdin is not None
     began = moved = time.monotonic()
-    line = asyncio.ensure_future(stdout.readline())
+    line = asyncio.ensure_future(process.stdout.readline())
     try:
         while time.monotonic() - moved < HANG_SECONDS and time.monotonic() - began < ALL_SECONDS:
             await asyncio.wait([line], timeout=0.2)
-            if not line.done():
-                continue
-            if not line.result():
+            if line.done():
+                if not line.result():
+                    return
+                value = json.loads(line.result())
+                trace.lines.append((time.monotonic(), value))
+                if "noted" not in value:
+                    moved = time.monotonic()
+                line = asyncio.ensure_future(process.stdout.readline())
+            watched = WATCH_SECONDS if trace.settled else 0.0
+            if trace.said_all and time.monotonic() - moved >= watched:
+                process.stdin.close()
                 return
-            value = json.loads(line.result())
-            trace.lines.append((time.monotonic(), value))
-            if "noted" not in value:
-                moved = time.monotonic()
-            line = asyncio.ensure_future(stdout.readline())
     finally:
         line.cancel()
 

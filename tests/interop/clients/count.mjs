@@ -1,7 +1,7 @@
 // What the two TypeScript clients have in common: they call the tool `count` up to a number, with
 // so many milliseconds between the steps, and then once more, shortly, to see whether the session
 // still works. What they get goes to stdout, a JSON object a line: a step, how the call ended, how
-// the next one did; and what the SDK tells its `onerror`.
+// the next one did; and what the SDK tells its `onerror`. They end when stdin does.
 
 const print = value => console.log(JSON.stringify(value));
 
@@ -11,7 +11,7 @@ export async function run(client, call) {
     await client.connect(new call.Transport(new URL(url)));
     print(await count(call, Number(to), Number(interval)));
     print({ next: await count(call, 1, 0) });
-    process.exit();
+    process.stdin.on('end', () => process.exit()).resume();
 }
 
 async function count(call, to, interval_ms) {

@@ -1,10 +1,11 @@
 """What the two Python clients have in common: they call the tool `count` up to a number, with so
 many milliseconds between the steps, and then once more, shortly, to see whether the session still
 works. What they get goes to stdout, a JSON object a line: a step, how the call ended, how the next
-one did. They run in virtual environments of their own."""
+one did. They end when stdin does. They run in virtual environments of their own."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Awaitable
@@ -26,6 +27,7 @@ async def run(call_tool: CallTool, error: type[Exception]) -> None:
     _, _, to, interval_ms = sys.argv
     show(await _count(call_tool, error, int(to), int(interval_ms)))
     show({"next": await _count(call_tool, error, 1, 0)})
+    await asyncio.to_thread(sys.stdin.read)
 
 
 async def _count(call_tool: CallTool, error: type[Exception], to: int, interval_ms: int) -> Any:
