@@ -38,11 +38,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// How a call of the tool ended.
-async fn count(
-    client: &RunningService<RoleClient, Printer>,
-    to: u32,
-    interval_ms: u64,
-) -> Value {
+async fn count(client: &RunningService<RoleClient, Printer>, to: u32, interval_ms: u64) -> Value {
     let mut params = CallToolRequestParams::new("count");
     params.arguments = json!({ "to": to, "interval_ms": interval_ms }).as_object().cloned();
     match client.call_tool(params).await {

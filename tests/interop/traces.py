@@ -19,10 +19,10 @@ from .faults import Fault, Path
 
 AT_ONCE_SECONDS = 2.0
 """A refused call is to end so soon after its client has resumed it."""
+START_SECONDS = 60.0
+"""What a program may take until the call's first step."""
 HANG_SECONDS = 15.0
 """A call of which nothing has come for so long hangs."""
-ALL_SECONDS = 60.0
-"""No program runs longer."""
 EXIT_SECONDS = 5.0
 """A program whose stdin has ended ends by itself in this time."""
 WATCH_SECONDS = 8.0
@@ -144,7 +144,7 @@ async def follow(command: Sequence[str], fault: Fault, port: int, call: tuple[in
             try:
                 await _read(process, trace)
             finally:
-                await _end(process, EXIT_SECONDS if trace.said_all else 0.0)
+                await _end(process, EXIT_SECONDS if trace.said_all else 0)
                 errors.seek(0)
                 trace.errors = errors.read().decode(errors="replace")
         return trace
@@ -154,10 +154,10 @@ async def _read(process: asyncio.subprocess.Process, trace: Trace) -> None:
     """Reads what a program prints, until the end or until it hangs."""
     assert process.stdout is not None
     assert process.stdin is not None
-    began = moved = time.monotonic()
+    moved = time.monotonic()
     line = asyncio.ensure_future(process.stdout.readline())
     try:
-        while time.monotonic() - moved < HANG_SECONDS and time.monotonic() - began < ALL_SECONDS:
+        while time.monotonic() - moved < (HANG_SECONDS if trace.path.breaks else START_SECONDS):
             await asyncio.wait([line], timeout=0.2)
             if line.done():
                 if not line.result():
