@@ -2,12 +2,11 @@
 //! HTTP transport, whose reconnection it leaves as it is.
 //!
 //! ```text
-//! cargo run --example mcp_client -- http://127.0.0.1:8000/mcp 20 250
+//! cargo run --example mcp_client -- http://127.0.0.1:8000/mcp '{"to": 20, "interval_ms": 300}'
 //! ```
 //!
-//! It calls the tool `count` (see the example `mcp_server`) up to that number, with
-//! that many milliseconds between the steps, and then once more, shortly, to see
-//! whether the session still works. What it gets goes to stdout, a JSON object a
+//! It calls the tool `count` (see the example `mcp_server`) with these arguments, and
+//! then once more, shortly, to see whether the session still works. What it gets goes to stdout, a JSON object a
 //! line: `{"step": 1, "of": 20}`, how the call ended, `{"result": …}` or `{"error": …}`, and
 //! how the next one did, `{"next": {"result": …}}`. It ends when stdin does.
 
@@ -24,13 +23,13 @@ use serde_json::{Value, json};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [url, to, interval_ms] = args.as_slice() else {
-        return Err("usage: mcp_client URL TO INTERVAL_MS".into());
+    let [url, given] = args.as_slice() else {
+        return Err("usage: mcp_client URL ARGUMENTS".into());
     };
     let transport = StreamableHttpClientTransport::from_uri(url.as_str());
     let client = Printer.serve(transport).await?;
-    print(&count(&client, to.parse()?, interval_ms.parse()?).await);
-    print(&json!({ "next": count(&client, 1, 0).await }));
+    print(&count(&client, serde_json::from_str(given)?).await);
+    print(&json!({ "next": count(&client, json!({ "to": 1 })).await }));
     tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()))
         .await??;
     client.cancel().await?;
@@ -38,9 +37,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// How a call of the tool ended.
-async fn count(client: &RunningService<RoleClient, Printer>, to: u32, interval_ms: u64) -> Value {
+async fn count(client: &RunningService<RoleClient, Printer>, given: Value) -> Value {
     let mut params = CallToolRequestParams::new("count");
-    params.arguments = json!({ "to": to, "interval_ms": interval_ms }).as_object().cloned();
+    params.arguments = given.as_object().cloned();
     match client.call_tool(params).await {
         Ok(result) => {
             let text = result.content.first().and_then(|content| content.as_text());

@@ -10,7 +10,7 @@ import re
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,8 @@ class Trace:
         if self._ended is None:
             return f"hangs: {self._resumed()}"
         end = self._ended[1]
+        if not self.path.resumptions:
+            return "NEVER RESUMED"
         if "result" in end:
             words = self._result(end["result"])
         elif (self.answer_seconds or 0.0) <= AT_ONCE_SECONDS:
@@ -128,15 +130,16 @@ class Trace:
         return f"works{again}" if end["result"] == "counted to 1" else "WRONG RESULT"
 
 
-async def follow(command: Sequence[str], fault: Fault, port: int, call: tuple[int, int]) -> Trace:
-    """Runs a client program on a path to this port; `call` is how far its call counts, and the
-    milliseconds between two steps."""
+async def follow(
+    command: Sequence[str], fault: Fault, port: int, arguments: Mapping[str, int]
+) -> Trace:
+    """Runs a client program on a path to this port; its call has these arguments."""
     async with faults.path(port, fault) as (begin, path):
-        trace = Trace(path, call[0])
-        arguments = [f"http://127.0.0.1:{begin}/mcp", *map(str, call)]
+        trace = Trace(path, arguments["to"])
+        url = f"http://127.0.0.1:{begin}/mcp"
         with tempfile.TemporaryFile() as errors:
             process = await asyncio.create_subprocess_exec(
-                *(*command, *arguments),
+                *(*command, url, json.dumps(arguments)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=errors,

@@ -1,23 +1,22 @@
-// What the two TypeScript clients have in common: they call the tool `count` up to a number, with
-// so many milliseconds between the steps, and then once more, shortly, to see whether the session
-// still works. What they get goes to stdout, a JSON object a line: a step, how the call ended, how
+// What the two TypeScript clients have in common: they call the tool `count` with the arguments
+// that they are given as JSON, and then once more, shortly, to see whether the session still works. What they get goes to stdout, a JSON object a line: a step, how the call ended, how
 // the next one did; and what the SDK tells its `onerror`. They end when stdin does.
 
 const print = value => console.log(JSON.stringify(value));
 
 export async function run(client, call) {
     client.onerror = error => print({ noted: error.message });
-    const [, , url, to, interval] = process.argv;
+    const [, , url, given] = process.argv;
     await client.connect(new call.Transport(new URL(url)));
-    print(await count(call, Number(to), Number(interval)));
-    print({ next: await count(call, 1, 0) });
+    print(await count(call, JSON.parse(given)));
+    print({ next: await count(call, { to: 1 }) });
     process.stdin.on('end', () => process.exit()).resume();
 }
 
-async function count(call, to, interval_ms) {
+async function count(call, given) {
     const options = { onprogress: ({ progress, total }) => print({ step: progress, of: total }) };
     try {
-        const result = await call.tool({ name: 'count', arguments: { to, interval_ms } }, options);
+        const result = await call.tool({ name: 'count', arguments: given }, options);
         return { result: result.content[0].text };
     } catch (error) {
         const { code = null, message, data } = error;

@@ -1,6 +1,6 @@
-"""What the two Python clients have in common: they call the tool `count` up to a number, with so
-many milliseconds between the steps, and then once more, shortly, to see whether the session still
-works. What they get goes to stdout, a JSON object a line: a step, how the call ended, how the next
+"""What the two Python clients have in common: they call the tool `count` with the arguments that
+they are given as JSON, and then once more, shortly, to see whether the session still works. What
+they get goes to stdout, a JSON object a line: a step, how the call ended, how the next
 one did. They end when stdin does. They run in virtual environments of their own."""
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ def show(value: Any) -> None:
 
 async def run(call_tool: CallTool, error: type[Exception]) -> None:
     """Makes the calls; `error` is what the SDK raises for an error of JSON-RPC."""
-    _, _, to, interval_ms = sys.argv
-    show(await _count(call_tool, error, int(to), int(interval_ms)))
-    show({"next": await _count(call_tool, error, 1, 0)})
+    show(await _count(call_tool, error, json.loads(sys.argv[2])))
+    show({"next": await _count(call_tool, error, {"to": 1})})
     await asyncio.to_thread(sys.stdin.read)
 
 
-async def _count(call_tool: CallTool, error: type[Exception], to: int, interval_ms: int) -> Any:
-    given = {"to": to, "interval_ms": interval_ms}
+async def _count(call_tool: CallTool, error: type[Exception], given: Any) -> Any:
     try:
         result = await call_tool("count", given, progress_callback=_progress)
         return {"result": result.content[0].text}

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Union
 
@@ -19,16 +19,41 @@ from ..traces import Trace
 PROGRAMS = install.SOURCES / "clients"
 PROGRAMS_AT_ONCE = 12
 
-STEPS, INTERVAL_MS = 20, 300
+SLOW = {"to": 20, "interval_ms": 300}
 """A call that lasts long enough to be resumed: rmcp's server asks for 3 s before a client resumes."""
-FAST_STEPS, FAST_INTERVAL_MS = 60, 100
+FAST = {"to": 60, "interval_ms": 100}
 """A call of which rmcp's server forgets events meanwhile: it keeps 16."""
 
 TITLE = "Clients"
 INTRO = """
-Each client calls a tool that reports its progress, `cut` is a proxy of the tests between the client
-and the server or the gateway that breaks the connection after the third step, and gets the
-cursor wrong where the case says so. Reconnecting is left to the client, as it does it by default.
+Each client calls a tool that takes some seconds and reports each step, then a short one, to see
+whether its session still works. A proxy of the tests stands before the server or the gateway, breaks
+the connection after the third step, and gets the cursor wrong where the case says so. How the client
+reconnects is left as the SDK has it. The server is rmcp's example of this project, which asks for 3
+seconds before a client resumes (`retry`; rmcp as a client heeds it only where the stream ended
+cleanly, and is back at once after a break), unless the case names another.
+
+*hangs* means that nothing came for 15 seconds. TypeScript then ends the call with its own timeout
+after 60; Python 1.x and rmcp have none. *at once* is within 2 seconds after the client resumed. A
+client whose call was settled was watched for 8 more seconds: none resumed it again.
+"""
+OUTRO = """
+* **cursor past the head**: the cursor belongs to the sequence of one stream of the session, so the
+  guard knows which call waits for it, and ends it with its error. rmcp answers such a resumption
+  with an empty stream, which clients take for a reason to come again.
+* **cursor never issued**, **another session's cursor**: the ids are UUIDs and belong to no sequence,
+  so nobody can say which call waits, and the answer is HTTP 400. Only Python 2.x ends the call then;
+  the others give up or go on without telling it. Without the guard the second one brings the client
+  the result of another session's call.
+* **past the head, session ended**: with `"escalation": "session"` the next call gets 404. rmcp begins
+  a new session by itself, TypeScript and Python leave that to the application.
+* **session deleted by another**: the guard repeats what the server said, 404, and clients that resume
+  don't take it for the call's end.
+* **events lost**: the server's buffer of 16 events has gone on meanwhile. The guard can say so where
+  it saw one of those that are missing pass by, as it does when a path dies and the gateway notices
+  it later than the client. Where the gateway lost its connection with the client, nobody saw them.
+* **the cursor's own step twice**: rmcp's server replays from the cursor on, that event included. **it
+  breaks twice**: Python's clients resume the second time from where they had resumed the first time.
 """
 
 Words = Union[str, Mapping[str, str]]
@@ -87,7 +112,7 @@ class Case:
     server: str = "index"
     listener: str = "mcp"
     """Which of the gateway's."""
-    call: tuple[int, int] = (STEPS, INTERVAL_MS)
+    call: Mapping[str, int] = field(default_factory=lambda: SLOW)
 
 
 def _broken(**how: Any) -> Callable[[Place], Fault]:
@@ -114,7 +139,6 @@ def _deleted(place: Place) -> Fault:
 
 NEVER_ISSUED = str(uuid.uuid4())
 UNNOTICED: dict[str, Any] = {"unnoticed_seconds": 2.0, "down_seconds": 2.2}
-FAST = FAST_STEPS, FAST_INTERVAL_MS
 
 EXACT = "completes; next call: works"
 RMCP = "completes, the cursor's own step twice; next call: works"
@@ -199,13 +223,17 @@ CASES = [
 ]
 
 
+SERVERS = ("index", "uuid")
+"""rmcp's, with its own event ids or a store of UUIDs."""
+
+
 async def run(report: Report, subject: str) -> None:
     """Runs them."""
-    report.begin(Section(TITLE, INTRO))
+    report.begin(Section(TITLE, INTRO, outro=OUTRO))
     clients = [client for client in _clients() if subject in client.name]
     commands = {client.key: client.command() for client in clients}
     with ExitStack() as stack:
-        places = {ids: await _places(stack, ids) for ids in ("index", "uuid")}
+        places = {name: await _places(stack, name) for name in SERVERS}
         turns = asyncio.Semaphore(PROGRAMS_AT_ONCE)
 
         async def follow(client: Client, case: Case, where: str) -> Trace:
@@ -229,14 +257,14 @@ async def run(report: Report, subject: str) -> None:
     print(f"\nSettled calls ended {slowest:.3f} s after the resumption, or sooner")
 
 
-async def _places(stack: ExitStack, ids: str) -> dict[str, Place]:
+async def _places(stack: ExitStack, name: str) -> dict[str, Place]:
     """A server, and a gateway before it: `direct`, and the gateway's listeners."""
-    command = [install.cargo_example("mcp_server"), "--listen", "127.0.0.1:0", "--event-ids", ids]
+    command = [install.cargo_example("mcp_server"), "--listen", "127.0.0.1:0", "--event-ids", name]
     server = stack.enter_context(running.server(command))
     more: dict[str, Any] = {"session": {"escalation": "session"}}
     envoy = stack.enter_context(running.gateway(server, more_listeners=more))
-    ports = {"direct": server, **{name: envoy.listener_port(name) for name in ("mcp", "session")}}
-    return {name: Place(port, await _another_sessions_cursor(port)) for name, port in ports.items()}
+    ports = {"direct": server, **{key: envoy.listener_port(key) for key in ("mcp", "session")}}
+    return {key: Place(port, await _another_sessions_cursor(port)) for key, port in ports.items()}
 
 
 async def _another_sessions_cursor(port: int) -> str:
