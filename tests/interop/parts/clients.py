@@ -23,6 +23,8 @@ SLOW = {"to": 20, "interval_ms": 300}
 """A call that lasts long enough to be resumed: rmcp's server asks for 3 s before a client resumes."""
 FAST = {"to": 60, "interval_ms": 100}
 """A call of which rmcp's server forgets events meanwhile: it keeps 16."""
+POLLED = {"to": 10, "interval_ms": 300, "close_after": 5}
+"""A call whose connection the server closes: the client is to poll."""
 
 TITLE = "Clients"
 INTRO = """
@@ -190,6 +192,8 @@ CASES = [
     Case("it breaks twice", _broken(times=2), TWICE, TWICE, "uuid"),
     Case("it dies, noticed 2 s later", _broken(**UNNOTICED), RMCP, RMCP),
     Case("it dies, never noticed", _broken(unnoticed_seconds=60.0), RMCP, RMCP),
+    Case("the same, TypeScript's server", _broken(), EXACT, EXACT, "typescript2"),
+    Case("the server lets it poll", _broken(times=0), EXACT, EXACT, "typescript2", call=POLLED),
     Case("cursor past the head", _broken(cursor=_ahead), LOOPS, _settled("4400 ahead_of_head")),
     Case(
         "cursor never issued",
@@ -223,8 +227,8 @@ CASES = [
 ]
 
 
-SERVERS = ("index", "uuid")
-"""rmcp's, with its own event ids or a store of UUIDs."""
+SERVERS = ("index", "uuid", "typescript2")
+"""rmcp's, with its own event ids or a store of UUIDs, and TypeScript's."""
 
 
 async def run(report: Report, subject: str) -> None:
@@ -259,7 +263,11 @@ async def run(report: Report, subject: str) -> None:
 
 async def _places(stack: ExitStack, name: str) -> dict[str, Place]:
     """A server, and a gateway before it: `direct`, and the gateway's listeners."""
-    command = [install.cargo_example("mcp_server"), "--listen", "127.0.0.1:0", "--event-ids", name]
+    if name == "typescript2":
+        command = install.node_program(install.SOURCES / "servers" / "typescript2.mjs")
+    else:
+        command = [install.cargo_example("mcp_server"), "--listen", "127.0.0.1:0"]
+        command += ["--event-ids", name]
     server = stack.enter_context(running.server(command))
     more: dict[str, Any] = {"session": {"escalation": "session"}}
     envoy = stack.enter_context(running.gateway(server, more_listeners=more))
