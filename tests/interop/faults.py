@@ -59,7 +59,7 @@ class Path:
     fault: Fault
     resumptions: list[Resumption] = field(default_factory=list)
     plain: int = 0
-    """How many GETs without a cursor came after the break."""
+    """How many GETs without a cursor came after the break, in the same session."""
     initialized: int = 0
     """How many sessions were asked for."""
     breaks: int = 0
@@ -78,7 +78,8 @@ class Path:
         words = f"{request.method} {asked or cursor or ''}"
         self.log.append((time.monotonic(), words))
         self.initialized += asked == "initialize"
-        self.plain += request.method == "GET" and cursor is None and self.breaks > 0
+        plain = request.method == "GET" and cursor is None
+        self.plain += plain and self.breaks > 0 and self.initialized == 1
         resumption = None
         if request.method == "GET" and cursor in self._ids:
             resumption = Resumption(time.monotonic(), 0, None)

@@ -77,7 +77,9 @@ class Trace:
             words = f"{_error(end['error'])} at once"
         else:
             words = f"{_error(end['error'])} after {self._resumed()}"
-        later = f"; resumes it {self.later} times more" if self.later else ""
+        later = f"; RESUMES IT {self.later} TIMES MORE" if self.later else ""
+        if self.settled and self.path.plain:
+            later += "; one GET more, without a cursor"
         return f"{words}{later}; next call: {self._next()}"
 
     def tell(self) -> str:
