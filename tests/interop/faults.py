@@ -132,11 +132,11 @@ class Path:
             await exchange.abort()
 
     async def _break(self, exchange: Exchange, answer: Response) -> None:
-        self.breaks += 1
         if not self.fault.unnoticed_seconds:
             await answer.abort()
         if self.fault.meanwhile is not None:
             await self.fault.meanwhile(exchange.request.header("mcp-session-id") or "")
+        self.breaks += 1
         await asyncio.sleep(ARRIVAL_SECONDS)
         self._up_at = time.monotonic() + self.fault.down_seconds
         await exchange.abort()

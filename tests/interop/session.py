@@ -71,13 +71,6 @@ class Session:
         await (await session.post({"method": "notifications/initialized"})).body()
         return session
 
-    @classmethod
-    def existing(cls, port: int, id: str, path: str = "/mcp") -> Session:
-        """A session that somebody else has begun."""
-        session = cls(port, path)
-        session.id = id
-        return session
-
     async def request(
         self, method: str, headers: Iterable[tuple[str, str]], body: bytes | None = None
     ) -> Response:
