@@ -17,7 +17,7 @@ from tests.harness import project
 from . import install, session
 from .results import Report
 
-PARTS = ("servers", "clients", "conformance")
+PARTS = ("servers", "clients", "conformance", "modern")
 """Modules of `parts`, in the order in which they run and stand in the document. Each has
 `async def run(report, subject)`, which adds its sections and results to the report."""
 

@@ -54,6 +54,21 @@ class Tap:
             found.update(await _answers(connection))
         return found
 
+    def lead_to(self, server: int) -> None:
+        """From now on it stands in front of another one, and has seen nothing."""
+        self._server = server
+        self.forget()
+
+    def forget(self) -> None:
+        """It has seen nothing yet; connections that are open, and at rest, go on."""
+        for connection in self._connections:
+            connection.asked.clear()
+            connection.answered.clear()
+
+    def streams(self) -> list[tuple[asyncio.StreamReader, asyncio.StreamReader]]:
+        """What was asked and answered so far, of each connection."""
+        return [(_reader(c.asked), _reader(c.answered)) for c in self._connections]
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
