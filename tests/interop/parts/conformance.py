@@ -97,11 +97,20 @@ async def run(report: Report, subject: str) -> None:
 async def _servers(report: Report, subject: str) -> None:
     program = install.node_program(install.SOURCES / "servers" / "conformance.mjs")
     with running.server(program) as server, running.gateway(server) as envoy:
-        direct, gateway = await asyncio.gather(
-            _all_server_scenarios(server), _all_server_scenarios(envoy.port)
+        both = _all_server_scenarios(server), _all_server_scenarios(envoy.port)
+        direct, gateway = await asyncio.gather(*both)
+        judged = Counter(
+            dict(labels)["outcome"]
+            for (name, labels), value in envoy.stats().items()
+            for _ in range(int(value))
+            if name == "mcp_resume_guard_resumptions"
         )
     for name in sorted(direct.keys() | gateway.keys()):
         _add(report, subject, name, direct.get(name), gateway.get(name))
+    # It was the guard that all this went through, and it had one resumption to judge.
+    words = ", ".join(f"{count} `{outcome}`" for outcome, count in sorted(judged.items()))
+    right = judged == {"continue": 1}
+    report.add(Result(PART, subject, "resumptions judged", "-", words or "none", right))
 
 
 async def _all_server_scenarios(port: int) -> dict[str, Checks]:
