@@ -291,6 +291,13 @@ impl Stream {
         }
     }
 
+    /// Tells of faults of a replay.
+    fn tell_found(&self, ruling: Option<Ruling>, found: &[LogLine]) {
+        for line in found {
+            self.tell(ruling.as_ref(), None, Some(line));
+        }
+    }
+
     /// Puts the ruling where the access log finds it.
     fn show(&self, ruling: &Ruling) {
         if let Err(status) =
@@ -406,9 +413,7 @@ impl HttpContext for Stream {
             }
         });
         let ruling = exchange.ruling();
-        for line in &body.found {
-            self.tell(ruling.as_ref(), None, Some(line));
-        }
+        self.tell_found(ruling, &body.found);
         if body.is_replaced
             && let Err(status) =
                 hostcalls::set_buffer(BufferType::HttpResponseBody, 0, size, &body.bytes)
@@ -426,9 +431,7 @@ impl HttpContext for Stream {
         if let Some(exchange) = self.exchange.as_mut().filter(|_| self.response_body) {
             let step = self.worker.with(|guard, access| exchange.response_end(guard, access, true));
             let ruling = exchange.ruling();
-            for line in &step.found {
-                self.tell(ruling.as_ref(), None, Some(line));
-            }
+            self.tell_found(ruling, &step.found);
         }
         Action::Continue
     }

@@ -77,6 +77,12 @@ impl EventId {
         }
     }
 
+    /// Its index in a sequence, if it is of that.
+    pub fn index_in(&self, sequence: u64) -> Option<u64> {
+        let place = self.places.iter().flatten().find(|place| place.sequence == sequence);
+        place.map(|place| place.index)
+    }
+
     /// The fingerprint under which the index keeps it: of its sequence, where
     /// that is distinctive, or else its own, if that is.
     pub fn index_key(&self) -> Option<u64> {

@@ -495,9 +495,12 @@ impl Exchange {
             return;
         };
         let carried = self.resumed.take();
-        let replay = Replay::new(session, at.now_us, carried.as_ref());
         if let Some(carried) = &carried {
-            recorder = recorder.resumes(carried, replay.is_ordered());
+            recorder = recorder.resumes(carried);
+        }
+        let replay = Replay::new(session, at.now_us, carried);
+        if replay.is_ordered() {
+            recorder.leave_order();
         }
         self.answer = Some(Answer::new(guard, resumed, end, recorder, replay));
     }

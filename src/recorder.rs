@@ -227,10 +227,13 @@ impl Recorder {
         }
     }
 
-    /// It resumes from a cursor that is known. `is_ordered`: what comes again is
-    /// checked for its order.
-    pub fn resumes(mut self, carried: &CarriedOn, is_ordered: bool) -> Self {
-        self.notes_order = !is_ordered;
+    /// Somebody else looks at the order in which ids come again.
+    pub(crate) fn leave_order(&mut self) {
+        self.notes_order = false;
+    }
+
+    /// It resumes from a cursor that is known.
+    pub fn resumes(mut self, carried: &CarriedOn) -> Self {
         self.cursor = Some(carried.cursor);
         self.owed = carried.owed;
         let counts = carried.stream.records.iter().map(|record| record.count);
@@ -393,13 +396,14 @@ impl Recorder {
             self.join(ledger, at, &batch);
             self.doubt_place(ledger, at, &batch);
             self.doubt_floor(ledger, at, &batch);
-            let brings_again = batch.with_ids().any(|(id, event)| self.knows(id, event));
+            let is_of_others = self.of_others.is_some()
+                && batch.with_ids().any(|(id, event)| self.knows(id, event));
             if batch.with_ids().all(|(id, event)| self.knows(id, event)) {
                 batch.with_ids().for_each(|(id, event)| self.see_again(id, event.data));
             } else {
                 keys = self.keep_new(ledger, at, &batch);
             }
-            if brings_again && let Some(stream) = self.of_others.take() {
+            if is_of_others && let Some(stream) = self.of_others.take() {
                 ledger.disown(at, self.session, stream);
             }
         }
@@ -449,8 +453,7 @@ impl Recorder {
     /// The ids with data behind an id, and all that there are.
     fn data_behind(&self, id: &EventId) -> (u64, u64) {
         let (mut behind, mut all) = (None, 0u64);
-        let records: Vec<&Record> = self.records().collect();
-        for record in records.into_iter().rev() {
+        for record in self.records().rev() {
             let found = record.find(id).map(|found| found.owed.saturating_add(all));
             behind = behind.or(found);
             all = all.saturating_add(record.owed());
@@ -460,8 +463,7 @@ impl Recorder {
 
     /// Whether all ids are of one sequence that never fell.
     fn rises(&self) -> bool {
-        let sequence = self.records().find_map(Record::rising_sequence);
-        sequence.is_some_and(|sequence| self.records().all(|r| r.rises_in(sequence)))
+        Record::rising_sequence_of(self.records()).is_some()
     }
 
     fn ordinal_of_last(&self) -> u32 {
@@ -552,7 +554,7 @@ impl Recorder {
         }
     }
 
-    fn records(&self) -> impl Iterator<Item = &Record> {
+    fn records(&self) -> impl DoubleEndedIterator<Item = &Record> + Clone {
         self.others.iter().chain(&self.own)
     }
 
@@ -564,6 +566,8 @@ impl Recorder {
             let place = self.ordinal(id);
             let is_owed = self.cursor.is_some_and(|cursor| place > self.ordinal(&cursor));
             self.owed = self.owed.saturating_sub(u64::from(is_owed));
+        }
+        if data && self.notes_order {
             let (behind, all) = self.data_behind(id);
             // What comes again in another order, or only in part: the server
             // may have the others behind that.
@@ -572,7 +576,7 @@ impl Recorder {
                 None if self.cursor == Some(*id) => true,
                 again => again.unwrap_or(from).checked_sub(1) == Some(behind),
             };
-            if self.notes_order && !in_order && !self.rises() {
+            if !in_order && !self.rises() {
                 self.note_disorder();
             }
             self.behind_again = Some(behind);
@@ -585,9 +589,8 @@ impl Recorder {
         if pushed_here.is_some_and(|found| found.data && data) {
             self.note_repeat();
         }
-        if !self.unordered && pushed_here.is_none() {
-            self.unordered = true;
-            self.changed = true;
+        if pushed_here.is_none() {
+            self.note_disorder();
         }
     }
 
@@ -684,8 +687,8 @@ impl Recorder {
         let Some(floor) = self.floor else { return };
         let is_below = |id: &EventId| {
             let sequence = self.records().find_map(Record::rising_sequence);
-            let place = id.places.iter().flatten().find(|place| Some(place.sequence) == sequence);
-            place.is_some_and(|place| place.index < floor.index)
+            let index = sequence.and_then(|sequence| id.index_in(sequence));
+            index.is_some_and(|index| index < floor.index)
         };
         if batch.with_ids().any(|(id, event)| event.data && is_below(id)) {
             self.floor = None;

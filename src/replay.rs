@@ -137,7 +137,7 @@ impl Replay {
 
     /// The check of an answer that begins now, to a resumption that carries on
     /// a stream, if that is known.
-    pub fn new(session: SessionFingerprint, since_us: u64, carried: Option<&CarriedOn>) -> Self {
+    pub fn new(session: SessionFingerprint, since_us: u64, carried: Option<CarriedOn>) -> Self {
         let stream = carried.filter(|carried| carried.stream.kind != StreamKind::Unplaced);
         Replay {
             session: Some(session),
@@ -145,9 +145,9 @@ impl Replay {
             stream: stream.map(|carried| {
                 let uncertain = carried.uncertain || carried.ambiguous;
                 Placed {
-                    order: Order::of(carried).filter(|_| !uncertain),
+                    order: Order::of(&carried).filter(|_| !uncertain),
                     cursor: carried.cursor,
-                    stream: carried.stream.clone(),
+                    stream: carried.stream,
                     uncertain,
                 }
             }),
@@ -250,7 +250,7 @@ impl Replay {
     /// The index of an id in the stream's rising sequence.
     pub fn rising_index(&self, id: &EventId) -> Option<u64> {
         let sequence = self.stream.as_ref()?.order.as_ref()?.rising?;
-        index_in(sequence, id)
+        id.index_in(sequence)
     }
 
     /// The connection is over. Gives what it came to, and the fault in it that
@@ -395,13 +395,9 @@ impl Order {
     /// Whether an id that is new passes over what is owed: it is of the same
     /// sequence, and past all of that.
     fn is_passed_over(&self, stream: &Stream, id: &EventId) -> bool {
-        let index = self.rising.and_then(|sequence| index_in(sequence, id));
+        let index = self.rising.and_then(|sequence| id.index_in(sequence));
         index.is_some() && index > stream.highest_index() && !self.owed.is_empty()
     }
-}
-
-fn index_in(sequence: u64, id: &EventId) -> Option<u64> {
-    id.places.iter().flatten().find(|place| place.sequence == sequence).map(|place| place.index)
 }
 
 /// Whether a fault of a replay is told or cut.

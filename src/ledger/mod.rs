@@ -75,7 +75,7 @@ pub(crate) struct Opening {
     pub lost_with: Option<u64>,
     /// Who issues its events.
     pub instance: Option<Instance>,
-    /// Who has what others issued is not known.
+    /// Another instance may not have what this one issues.
     pub is_local: bool,
 }
 
@@ -564,23 +564,13 @@ impl Ledger {
         cursor: &EventId,
         instance: Option<&Instance>,
     ) {
-        let change = |session: &mut Session| {
+        self.change_or_doubt(at, fingerprint, |session| {
             let given = match (stream, instance) {
                 (Some(stream), Some(instance)) => session.give_stream(stream, instance),
                 _ => false,
             };
             session.forget_cut(cursor.whole) || given
-        };
-        // Mostly there is nothing to change, and no need to write.
-        let Some(mut session) = self.session(at, fingerprint) else { return };
-        if !change(&mut session) {
-            return;
-        }
-        let changed =
-            self.change_session(at, fingerprint, Missing::Skip, |session, _| (change(session), ()));
-        if changed.is_err() {
-            self.doubt(at, fingerprint);
-        }
+        });
     }
 
     /// Two instances were seen to have the events of a stream: it has no owner.
@@ -590,16 +580,13 @@ impl Ledger {
         fingerprint: SessionFingerprint,
         stream: u32,
     ) {
-        let disowned = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
+        self.change_or_doubt(at, fingerprint, |session| {
             for lane in session.lanes.iter_mut().filter(|lane| lane.stream == stream) {
                 lane.owner = None;
                 lane.mixed = true;
             }
-            (true, ())
+            true
         });
-        if disowned.is_err() {
-            self.doubt(at, fingerprint);
-        }
     }
 
     /// A replay was cut for a gap.
@@ -623,12 +610,7 @@ impl Ledger {
         fingerprint: SessionFingerprint,
         floor: Floor,
     ) {
-        let forgotten = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
-            (session.forget_floor(&floor), ())
-        });
-        if forgotten.is_err() {
-            self.doubt(at, fingerprint);
-        }
+        self.change_or_doubt(at, fingerprint, |session| session.forget_floor(&floor));
     }
 
     /// A replay was cut for something else.
@@ -670,10 +652,20 @@ impl Ledger {
         at: &mut Access<'_, S>,
         fingerprint: SessionFingerprint,
     ) {
-        let made = self.change_session(at, fingerprint, Missing::Skip, |session, _| {
-            (std::mem::take(&mut session.complete), ())
-        });
-        if made.is_err() {
+        self.change_or_doubt(at, fingerprint, |session| std::mem::take(&mut session.complete));
+    }
+
+    /// Changes a session, if it is known; `change` tells whether it did. Given
+    /// up, what the session has is in doubt.
+    fn change_or_doubt<S: Store>(
+        &self,
+        at: &mut Access<'_, S>,
+        fingerprint: SessionFingerprint,
+        change: impl Fn(&mut Session) -> bool,
+    ) {
+        let changed =
+            self.change_session(at, fingerprint, Missing::Skip, |session, _| (change(session), ()));
+        if changed.is_err() {
             self.doubt(at, fingerprint);
         }
     }
@@ -771,11 +763,7 @@ impl Ledger {
         session: SessionFingerprint,
         kin: Option<u64>,
     ) {
-        let related = self
-            .change_session(at, session, Missing::Skip, |session, _| (session.add_kin(kin), ()));
-        if related.is_err() {
-            self.doubt(at, session);
-        }
+        self.change_or_doubt(at, session, |session| session.add_kin(kin));
     }
 
     fn bucket_key(&self, key: u64) -> String {

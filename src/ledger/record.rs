@@ -248,8 +248,17 @@ impl Record {
     }
 
     /// Whether all its ids can be read as ones of this sequence.
-    pub fn rises_in(&self, sequence: u64) -> bool {
+    fn rises_in(&self, sequence: u64) -> bool {
         self.rising && self.tails.iter().flatten().any(|tail| tail.sequence == sequence)
+    }
+
+    /// The sequence of all ids of several records of a stream, if it is one that
+    /// has never fallen.
+    pub fn rising_sequence_of<'a>(
+        records: impl Iterator<Item = &'a Record> + Clone,
+    ) -> Option<u64> {
+        let sequence = records.clone().find_map(Record::rising_sequence)?;
+        records.clone().all(|record| record.rises_in(sequence)).then_some(sequence)
     }
 
     /// The highest index of its sequence.

@@ -87,9 +87,7 @@ impl Stream {
 
     /// The sequence of all its ids, if it is one that has never fallen.
     pub fn rising_sequence(&self) -> Option<u64> {
-        let sequence = self.records.iter().find_map(Record::rising_sequence)?;
-        let same = self.records.iter().all(|record| record.rises_in(sequence));
-        (same && self.is_ordered()).then_some(sequence)
+        Record::rising_sequence_of(self.records.iter()).filter(|_| self.is_ordered())
     }
 
     /// The highest index of its sequence.
