@@ -24,6 +24,16 @@ use mcp_resume_guard::store::memory::SharedData;
 use mcp_resume_guard::store::{Cas, CasMismatch, Store};
 use mcp_resume_guard::telemetry::{LogLine, Tally};
 
+/// Ids that no two sessions share by chance.
+pub const UUIDS: [&str; 6] = [
+    "550e8400-e29b-41d4-a716-446655440000",
+    "6fa459ea-ee8a-3ca4-894e-db77e160355e",
+    "7d444840-9dc0-11d1-b245-5ffdce74fad2",
+    "1b4e28ba-2fa1-11d2-883f-0016d3cca427",
+    "f47ac10b-58cc-4372-a567-0e02b2c3d479",
+    "9a8f5a5e-3c1b-4b0e-9f0a-1d2c3b4a5f60",
+];
+
 /// No two things happen at once, on whatever worker.
 static TICKS: AtomicU64 = AtomicU64::new(0);
 
