@@ -8,6 +8,7 @@ To move to newer ones: change npm/package.json and run `npm install --package-lo
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import re
@@ -156,10 +157,14 @@ def _install(
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
     digest.update(sys.version.encode())
     stamp = folder / "installed"
-    if stamp.exists() and stamp.read_text() == digest.hexdigest():
-        return
-    print(f"Installing {what} into {folder.relative_to(project.ROOT)} ...", file=sys.stderr)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    fill(folder)
-    stamp.write_text(digest.hexdigest())
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        # Another run may just be installing the same.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.exists() and stamp.read_text() == digest.hexdigest():
+            return
+        print(f"Installing {what} into {folder.relative_to(project.ROOT)} ...", file=sys.stderr)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        fill(folder)
+        stamp.write_text(digest.hexdigest())

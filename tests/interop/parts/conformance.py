@@ -85,7 +85,7 @@ def _told(check: dict[str, Any]) -> str:
     return _PASSING.sub("…", check.get("errorMessage", ""))
 
 
-async def run(report: Report, subject: str) -> None:
+async def run(report: Report, subject: str, quick: bool) -> None:
     """Runs the scenarios."""
     report.begin(Section(TITLE, INTRO, OUTRO))
     version = install.version("npm", PACKAGE)

@@ -85,7 +85,7 @@ class Seen:
         return words + ("; A SESSION" if sessions else "")
 
 
-async def run(report: Report, subject: str) -> None:
+async def run(report: Report, subject: str, quick: bool) -> None:
     """Runs every client with every server."""
     report.begin(Section(TITLE, INTRO, columns=COLUMNS))
     programs, sources = install.node_program, install.SOURCES

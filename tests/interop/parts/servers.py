@@ -48,6 +48,8 @@ from ..session import Session, Tool
 from ..tap import Tap
 
 PART = "servers"
+QUICK = (UNBROKEN, BROKEN, AGAIN, CLOSED, NEVER_ISSUED, ANOTHERS, AHEAD)
+"""What a quick run tries."""
 AT_ONCE = 8
 """So many cases of a server run at the same time."""
 TRIES = 4
@@ -161,10 +163,10 @@ class Server:
         assert self.later_id is not None
         return self.later_id(cursor)
 
-    def cases(self) -> list[Case]:
+    def cases(self, quick: bool) -> list[Case]:
         """What is tried with it."""
         lacks = {*self.lacks, *(() if self.later_id else (AHEAD,))}
-        return [case for case in (*HONEST, *REFUSED) if case not in lacks]
+        return [case for case in (QUICK if quick else (*HONEST, *REFUSED)) if case not in lacks]
 
     def expected(self, case: Case) -> tuple[str | Either, str | Either, str | Either]:
         """What should come: directly, through the gateway, and through the sharpest one."""
@@ -181,8 +183,8 @@ def _and_continue(words: str | Either) -> str | Either:
     return words + told
 
 
-async def run_server(server: Server) -> list[Result]:
-    """Runs all cases of a server."""
+async def run_server(server: Server, quick: bool) -> list[Result]:
+    """Runs the cases of a server."""
     with ExitStack() as stack:
         port = stack.enter_context(server.start())
         async with Tap(port) as tap:
@@ -193,7 +195,7 @@ async def run_server(server: Server) -> list[Result]:
                     Place("gateway", envoy.port, envoy, tap),
                     Place("sharpest", envoy.listener_port("sharpest"), envoy, tap),
                 ]
-                return await _run_cases(server, places)
+                return await _run_cases(server, server.cases(quick), places)
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ class Place:
     tap: Tap | None = None
 
 
-async def _run_cases(server: Server, places: list[Place]) -> list[Result]:
+async def _run_cases(server: Server, cases: list[Case], places: list[Place]) -> list[Result]:
     call = await (await Session.begin(places[0].port)).start(server.tool(STEPS, STEP_SECONDS))
     await call.read()
     server.result = call.result
@@ -219,7 +221,6 @@ async def _run_cases(server: Server, places: list[Place]) -> list[Result]:
                 found.append(await _try(server, case, place, wanted))
         return judge(server, case, *found)
 
-    cases = server.cases()
     results = {case: await everywhere(case) for case in cases if case.alone}
     together = [case for case in cases if not case.alone]
     results.update(zip(together, await asyncio.gather(*map(everywhere, together))))
@@ -570,12 +571,12 @@ OUTRO = """
 """
 
 
-async def run(report: Report, subject: str) -> None:
+async def run(report: Report, subject: str, quick: bool) -> None:
     """Runs all servers, or those with this in their name."""
     report.begin(Section("Servers", INTRO, OUTRO))
     for server in servers():
         if subject in server.name:
             began = time.monotonic()
-            for result in await run_server(server):
+            for result in await run_server(server, quick):
                 report.add(result)
             print(f"  {time.monotonic() - began:.0f} s", flush=True)
