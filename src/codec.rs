@@ -31,6 +31,23 @@ impl Writer {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
 
+    /// So many bytes, as they are.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// A part with its length before it, in four bytes.
+    pub fn block(&mut self, write: impl FnOnce(&mut Self)) {
+        let at = self.0.len();
+        self.u32(0);
+        let start = self.0.len();
+        write(self);
+        let len = u32::try_from(self.0.len().saturating_sub(start)).unwrap_or(u32::MAX);
+        if let Some(place) = self.0.get_mut(at..start) {
+            place.copy_from_slice(&len.to_le_bytes());
+        }
+    }
+
     /// A list: its length in a byte, then its items; what is over 255 is left
     /// out, so the caller bounds it.
     pub fn list<T>(&mut self, items: &[T], mut write: impl FnMut(&mut Self, &T)) {

@@ -185,18 +185,22 @@ impl Exchange {
         if !request.guarded {
             return (exchange, step);
         }
+        let reads_all = request.is_resumption() || pin.is_some();
         let known = match &request.session {
-            Single::One(session) => guard.ledger.used_session(at, *session),
+            Single::One(session) => guard.ledger.used_session(at, *session, |slot| {
+                (slot.is_ended(), reads_all.then(|| slot.session()).flatten())
+            }),
             _ => None,
         };
         // Rule 1.
         if request.without_sessions && known.is_none() {
             return (exchange, step);
         }
+        let (is_ended, known) = known.unwrap_or_default();
         exchange.inert = false;
         if request.is_resumption() {
-            exchange.resume(guard, at, &request, &mut step);
-        } else if known.as_ref().is_some_and(|s| s.ended) && request.method != Method::Delete {
+            exchange.resume(guard, at, &request, known.as_ref(), &mut step);
+        } else if is_ended && request.method != Method::Delete {
             refuse_ended(guard, &mut step);
         }
         exchange.replied = step.reply.is_some();
@@ -226,10 +230,17 @@ impl Exchange {
         guard: &Guard,
         at: &mut Access<'_, S>,
         request: &Request,
+        known: Option<&Session>,
         step: &mut RequestStep,
     ) {
-        let Judgement { verdict, stream, pending } =
-            verdict::judge(&guard.config, &guard.ledger, at, &request.session, &request.cursor);
+        let history = known.map(|session| guard.ledger.history_of(at, session.clone()));
+        let Judgement { verdict, stream, pending } = verdict::judge(
+            &guard.config,
+            &guard.ledger,
+            at,
+            (&request.session, history.as_ref()),
+            &request.cursor,
+        );
         self.carries = stream.as_ref().map_or(Carries::Unknown, |carried| {
             Carries::Known(carried.stream.number, carried.stream.kind)
         });

@@ -324,13 +324,13 @@ pub struct Judgement {
     pub pending: SentIds,
 }
 
-/// Judges a resumption by what the ledger has. Rule 1, by which the guard is
-/// inert, comes before.
+/// Judges a resumption by what the ledger has: of its session, the history, if
+/// it is known. Rule 1, by which the guard is inert, comes before.
 pub fn judge<S: Store>(
     config: &Config,
     ledger: &Ledger,
     at: &Access<'_, S>,
-    session: &Single<SessionFingerprint>,
+    (session, history): (&Single<SessionFingerprint>, Option<&History>),
     cursor: &Single<Cursor>,
 ) -> Judgement {
     use Verdict::{Inconsistent, Unverified};
@@ -350,9 +350,8 @@ pub fn judge<S: Store>(
     let Cursor::Id(cursor) = cursor else {
         return only(Unverified(Doubt::CursorTooLong));
     };
-    let history = session.and_then(|session| ledger.history(at, session));
     // Rule 4.
-    if history.as_ref().is_some_and(|history| history.session.ended) {
+    if history.is_some_and(|history| history.session.ended) {
         return only(Inconsistent(Fault::SessionTerminated));
     }
     // Rules 5 and 6.
@@ -363,13 +362,13 @@ pub fn judge<S: Store>(
             Unverified(Doubt::SessionMissing)
         });
     };
-    let issued = history.as_ref().map(|history| streams_with(history, &cursor)).unwrap_or_default();
+    let issued = history.map(|history| streams_with(history, &cursor)).unwrap_or_default();
     // Rule 7.
     if issued.is_empty() && ledger.is_of_another(at, &cursor, Some(session), None) {
         return only(Inconsistent(Fault::ForeignSession));
     }
     // Rule 8.
-    let Some(history) = &history else {
+    let Some(history) = history else {
         return only(Unverified(Doubt::UnknownSession));
     };
     if !issued.is_empty() {

@@ -33,7 +33,7 @@ use crate::telemetry::Tally;
 use index::{Bucket, How, Noted, Shared};
 use record::Record;
 use stream::{History, Stream};
-use table::{Cut, Floor, Lane, Session, Set, Shape, StreamKind};
+use table::{Cut, Floor, Lane, Session, Set, Shape, Slot, StreamKind};
 
 const TABLE_KEY: &str = "mcprg.t";
 const TABLE_VERSION: u8 = 1;
@@ -292,7 +292,8 @@ impl Ledger {
         lane: u8,
         nonce: u64,
     ) -> bool {
-        self.used_session(at, fingerprint).is_some_and(|session| {
+        let session = self.used_session(at, fingerprint, |slot| slot.session()).flatten();
+        session.is_some_and(|session| {
             session.lanes.iter().any(|l| l.number == lane && l.nonce == nonce)
         })
     }
@@ -388,7 +389,7 @@ impl Ledger {
         session: SessionFingerprint,
     ) -> Option<Session> {
         let value = at.store.get(&self.set_key(session)).0?;
-        Set::decode(&value).get(session).cloned()
+        Set::decode(&value).get(session)?.session()
     }
 
     /// What the ledger has of a session.
@@ -397,10 +398,11 @@ impl Ledger {
         at: &Access<'_, S>,
         session: SessionFingerprint,
     ) -> Option<History> {
-        self.session(at, session).map(|session| self.read_records(at, session))
+        self.session(at, session).map(|session| self.history_of(at, session))
     }
 
-    fn read_records<S: Store>(&self, at: &Access<'_, S>, session: Session) -> History {
+    /// What it has of a session whose slot was read.
+    pub fn history_of<S: Store>(&self, at: &Access<'_, S>, session: Session) -> History {
         let mut streams: BTreeMap<u32, Stream> = BTreeMap::new();
         let mut unreadable = false;
         for lane in &session.lanes {
@@ -447,19 +449,23 @@ impl Ledger {
         })
     }
 
-    /// The session, if it has a slot. It has traffic, which keeps it there.
-    pub fn used_session<S: Store>(
+    /// What is read of the session's slot, if it has one. It has traffic, which
+    /// keeps it there.
+    pub fn used_session<S: Store, T>(
         &self,
         at: &mut Access<'_, S>,
         fingerprint: SessionFingerprint,
-    ) -> Option<Session> {
-        let set = Set::decode(&at.store.get(&self.set_key(fingerprint)).0?);
-        let session = set.get(fingerprint)?;
-        if set.wants_touch(session, &self.shape, self.idle_ms, at.now_ms) {
+        read: impl FnOnce(&Slot<'_>) -> T,
+    ) -> Option<T> {
+        let value = at.store.get(&self.set_key(fingerprint)).0?;
+        let set = Set::decode(&value);
+        let slot = set.get(fingerprint)?;
+        let used = read(slot);
+        if set.wants_touch(slot, &self.shape, self.idle_ms, at.now_ms) {
             // Given up, it seems only a little less recently used than it is.
             let _ = self.change_session(at, fingerprint, Missing::Skip, |_, _| (true, ()));
         }
-        Some(session.clone())
+        Some(used)
     }
 
     /// A session begins: the upstream gave its id to a request that had none.
@@ -708,9 +714,10 @@ impl Ledger {
             }
             // With the other session, what it shares has left the table too.
             let set = at.store.get(&set_key(self.shape.set_of(entry.session))).0;
-            let set = Set::decode(&set.unwrap_or_default());
-            let Some(other) = set.get_short(entry.session) else { return false };
-            if own_session.as_ref().is_some_and(|own| own.is_kin(other))
+            let set = set.unwrap_or_default();
+            let other = Set::decode(&set).get_short(entry.session).and_then(Slot::session);
+            let Some(other) = other else { return false };
+            if own_session.as_ref().is_some_and(|own| own.is_kin(&other))
                 || own.is_some_and(|own| other.kin.contains(&own.short()))
             {
                 return false;
@@ -718,7 +725,7 @@ impl Ledger {
             // A sequence that is the other's says nothing of an index in it.
             key == cursor.whole
                 || self
-                    .read_records(at, other.clone())
+                    .history_of(at, other)
                     .streams
                     .iter()
                     .filter(|stream| stream.kind != StreamKind::Unplaced)
@@ -746,7 +753,7 @@ impl Ledger {
             Ok(Noted::SharedWith(other)) => {
                 // Each of the two may be forgotten.
                 let set = at.store.get(&set_key(self.shape.set_of(other))).0.unwrap_or_default();
-                let other = Set::decode(&set).get_short(other).map(|other| other.fingerprint);
+                let other = Set::decode(&set).get_short(other).map(Slot::fingerprint);
                 if let Some(other) = other {
                     self.relate(at, other, Some(session.short()));
                     self.relate(at, session, Some(other.short()));

@@ -7,6 +7,7 @@
 //! keys of their own, one for each lane of each slot, and are written without
 //! CAS by their only writer; the directory says whose record counts.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -19,7 +20,7 @@ use crate::owner::{Instance, MAX_ADDRESSES, MAX_ADDRESSES_BYTES, OwnerId};
 use crate::telemetry::Tally;
 use crate::verdict::ReplayFault;
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// Traffic moves a session's time of last use when that is so old.
 const TOUCH_MS: u64 = 1_000;
@@ -37,6 +38,7 @@ const SPARE_LANES: u8 = 2;
 /// Sessions of a set whose eviction is remembered: one that begins again is
 /// not taken for new.
 const REMEMBERED_EVICTIONS: usize = 32;
+const EVICTION_BYTES: usize = 4;
 
 /// Sessions that are remembered to have been sent the same ids.
 const MAX_KIN: usize = 4;
@@ -112,8 +114,8 @@ impl Shape {
         const FLOORS: u64 = 1 + MAX_FLOORS as u64 * (4 + 4 + 8 + 8);
         const CUTS: u64 = 1 + MAX_CUTS as u64 * (8 + 4 + 1);
         const LISTS: u64 = KIN + SETTLED + SENT + OWNERS + FLOORS + CUTS + 1;
-        const SESSION: u64 = 1 + 16 + 1 + 8 + 8 + 4 + FILTER + LISTS;
-        const SET: u64 = 1 + 1 + REMEMBERED_EVICTIONS as u64 * 4 + 4 + 1;
+        const SESSION: u64 = 4 + 1 + 16 + 1 + 8 + 8 + 4 + FILTER + LISTS;
+        const SET: u64 = 1 + 1 + (REMEMBERED_EVICTIONS * EVICTION_BYTES) as u64 + 4 + 1;
         let session = SESSION.saturating_add(LANE.saturating_mul(self.lanes().into()));
         SET.saturating_add(session.saturating_mul(self.ways.into()))
     }
@@ -505,178 +507,269 @@ impl Session {
     }
 }
 
-/// One value of the table.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Set {
-    evictions: Vec<u32>,
+/// One value of the table. A session stays encoded until it is changed: most
+/// calls look at one of them, and many only at its head.
+#[derive(Debug, Default)]
+pub struct Set<'a> {
+    /// Of [`REMEMBERED_EVICTIONS`] sessions, four bytes each.
+    evictions: Cow<'a, [u8]>,
     /// Slots that were taken so far: a session that comes back counts its
     /// streams from another number than before.
     inserted: u32,
-    sessions: Vec<Session>,
+    slots: Vec<Slot<'a>>,
 }
 
-impl Set {
+/// A slot that is taken.
+#[derive(Debug)]
+pub struct Slot<'a> {
+    head: Head,
+    contents: Contents<'a>,
+}
+
+#[derive(Debug)]
+enum Contents<'a> {
+    Encoded(&'a [u8]),
+    Decoded(Box<Session>),
+}
+
+/// What a session's bytes begin with.
+#[derive(Debug, Clone, Copy)]
+struct Head {
+    way: u8,
+    fingerprint: SessionFingerprint,
+    flags: u8,
+    last_used_ms: u64,
+}
+
+const COMPLETE: u8 = 1;
+const ENDED: u8 = 2;
+const STREAMS_EVICTED: u8 = 4;
+const KIN_UNBOUNDED: u8 = 8;
+const UNPLACED_EVICTED: u8 = 16;
+
+impl Head {
+    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+        Some(Head {
+            way: reader.u8()?,
+            fingerprint: SessionFingerprint(reader.u128()?),
+            flags: reader.u8()?,
+            last_used_ms: reader.u64()?,
+        })
+    }
+
+    fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+impl Slot<'_> {
+    /// The session, if its bytes are one.
+    pub fn session(&self) -> Option<Session> {
+        match &self.contents {
+            Contents::Encoded(bytes) => Session::decode(bytes),
+            Contents::Decoded(session) => Some(Session::clone(session)),
+        }
+    }
+
+    /// Who it is.
+    pub fn fingerprint(&self) -> SessionFingerprint {
+        self.head.fingerprint
+    }
+
+    /// Whether the session was ended.
+    pub fn is_ended(&self) -> bool {
+        self.head.has(ENDED)
+    }
+}
+
+impl Session {
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let reader = &mut Reader::new(bytes);
+        let head = Head::read(reader)?;
+        Some(Session {
+            way: head.way,
+            fingerprint: head.fingerprint,
+            complete: head.has(COMPLETE),
+            ended: head.has(ENDED),
+            streams_evicted: head.has(STREAMS_EVICTED),
+            evicted_keys: {
+                let mut words = [0; FILTER_WORDS];
+                for word in &mut words {
+                    *word = reader.u64()?;
+                }
+                EvictedKeys(words)
+            },
+            kin_unbounded: head.has(KIN_UNBOUNDED),
+            unplaced_evicted: head.has(UNPLACED_EVICTED),
+            known_since_ms: reader.u64()?,
+            last_used_ms: head.last_used_ms,
+            next_stream: reader.u32()?,
+            kin: reader.list(Reader::u64)?,
+            lanes: reader.list(|reader| {
+                let number = reader.u8()?;
+                let stream = reader.u32()?;
+                let flags = reader.u8()?;
+                Some(Lane {
+                    number,
+                    stream,
+                    kind: match flags & 3 {
+                        0 => StreamKind::Post,
+                        1 => StreamKind::Standalone,
+                        _ => StreamKind::Unplaced,
+                    },
+                    closed: flags & 4 != 0,
+                    finished: flags & 8 != 0,
+                    nonce: reader.u64()?,
+                    previous: reader.u64()?,
+                    hint: reader.u32()?,
+                    owner: OwnerId::decode(reader.u32()?),
+                    mixed: flags & 16 != 0,
+                })
+            })?,
+            sent: reader.list(|reader| {
+                Some((reader.u32()?, reader.list(|reader| reader.list(Reader::u8))?))
+            })?,
+            settled: reader.list(Reader::u64)?,
+            owner: OwnerId::decode(reader.u32()?),
+            addresses: reader.list(|reader| {
+                let owner = OwnerId::decode(reader.u32()?)?;
+                let address = String::from_utf8(reader.list(Reader::u8)?).ok()?;
+                Some((owner, address))
+            })?,
+            floors: reader.list(|reader| {
+                Some(Floor {
+                    stream: reader.u32()?,
+                    owner: OwnerId::decode(reader.u32()?)?,
+                    id: reader.u64()?,
+                    index: reader.u64()?,
+                })
+            })?,
+            cuts: reader.list(|reader| {
+                Some(Cut {
+                    cursor: reader.u64()?,
+                    owner: OwnerId::decode(reader.u32()?)?,
+                    fault: ReplayFault::decode(reader.u8()?)?,
+                })
+            })?,
+        })
+    }
+
+    fn encode(&self, w: &mut Writer) {
+        let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+        w.u8(self.way);
+        w.u128(self.fingerprint.0);
+        w.u8(flag(self.complete, COMPLETE)
+            | flag(self.ended, ENDED)
+            | flag(self.streams_evicted, STREAMS_EVICTED)
+            | flag(self.kin_unbounded, KIN_UNBOUNDED)
+            | flag(self.unplaced_evicted, UNPLACED_EVICTED));
+        w.u64(self.last_used_ms);
+        self.evicted_keys.0.iter().for_each(|word| w.u64(*word));
+        w.u64(self.known_since_ms);
+        w.u32(self.next_stream);
+        w.list(&self.kin, |w, kin| w.u64(*kin));
+        w.list(&self.lanes, |w, lane| {
+            w.u8(lane.number);
+            w.u32(lane.stream);
+            let kind = match lane.kind {
+                StreamKind::Post => 0,
+                StreamKind::Standalone => 1,
+                StreamKind::Unplaced => 2,
+            };
+            w.u8(kind
+                | (u8::from(lane.closed) << 2)
+                | (u8::from(lane.finished) << 3)
+                | (u8::from(lane.mixed) << 4));
+            w.u64(lane.nonce);
+            w.u64(lane.previous);
+            w.u32(lane.hint);
+            w.u32(OwnerId::encode(lane.owner));
+        });
+        w.list(&self.sent, |w, (stream, ids)| {
+            w.u32(*stream);
+            w.list(ids, |w, id| w.list(id, |w, byte| w.u8(*byte)));
+        });
+        w.list(&self.settled, |w, cursor| w.u64(*cursor));
+        w.u32(OwnerId::encode(self.owner));
+        w.list(&self.addresses, |w, (owner, address)| {
+            w.u32(OwnerId::encode(Some(*owner)));
+            w.list(address.as_bytes(), |w, byte| w.u8(*byte));
+        });
+        w.list(&self.floors, |w, floor| {
+            w.u32(floor.stream);
+            w.u32(OwnerId::encode(Some(floor.owner)));
+            w.u64(floor.id);
+            w.u64(floor.index);
+        });
+        w.list(&self.cuts, |w, cut| {
+            w.u64(cut.cursor);
+            w.u32(OwnerId::encode(Some(cut.owner)));
+            w.u8(cut.fault.encode());
+        });
+    }
+}
+
+impl<'a> Set<'a> {
     /// Reads a set. What is none, or of another version, is an empty one: its
     /// sessions are not known any more.
-    pub fn decode(bytes: &[u8]) -> Self {
+    pub fn decode(bytes: &'a [u8]) -> Self {
         Self::try_decode(bytes).unwrap_or_default()
     }
 
-    fn try_decode(bytes: &[u8]) -> Option<Self> {
+    fn try_decode(bytes: &'a [u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes);
         if reader.u8()? != VERSION {
             return None;
         }
-        let evictions = reader.list(Reader::u32)?;
+        let evictions = usize::from(reader.u8()?).saturating_mul(EVICTION_BYTES);
+        let evictions = Cow::Borrowed(reader.bytes(evictions)?);
         let inserted = reader.u32()?;
-        let sessions = reader.list(|reader| {
-            let way = reader.u8()?;
-            let fingerprint = SessionFingerprint(reader.u128()?);
-            let flags = reader.u8()?;
-            Some(Session {
-                way,
-                fingerprint,
-                complete: flags & 1 != 0,
-                ended: flags & 2 != 0,
-                streams_evicted: flags & 4 != 0,
-                evicted_keys: {
-                    let mut words = [0; FILTER_WORDS];
-                    for word in &mut words {
-                        *word = reader.u64()?;
-                    }
-                    EvictedKeys(words)
-                },
-                kin_unbounded: flags & 8 != 0,
-                unplaced_evicted: flags & 16 != 0,
-                known_since_ms: reader.u64()?,
-                last_used_ms: reader.u64()?,
-                next_stream: reader.u32()?,
-                kin: reader.list(Reader::u64)?,
-                lanes: reader.list(|reader| {
-                    let number = reader.u8()?;
-                    let stream = reader.u32()?;
-                    let flags = reader.u8()?;
-                    Some(Lane {
-                        number,
-                        stream,
-                        kind: match flags & 3 {
-                            0 => StreamKind::Post,
-                            1 => StreamKind::Standalone,
-                            _ => StreamKind::Unplaced,
-                        },
-                        closed: flags & 4 != 0,
-                        finished: flags & 8 != 0,
-                        nonce: reader.u64()?,
-                        previous: reader.u64()?,
-                        hint: reader.u32()?,
-                        owner: OwnerId::decode(reader.u32()?),
-                        mixed: flags & 16 != 0,
-                    })
-                })?,
-                sent: reader.list(|reader| {
-                    Some((reader.u32()?, reader.list(|reader| reader.list(Reader::u8))?))
-                })?,
-                settled: reader.list(Reader::u64)?,
-                owner: OwnerId::decode(reader.u32()?),
-                addresses: reader.list(|reader| {
-                    let owner = OwnerId::decode(reader.u32()?)?;
-                    let address = String::from_utf8(reader.list(Reader::u8)?).ok()?;
-                    Some((owner, address))
-                })?,
-                floors: reader.list(|reader| {
-                    Some(Floor {
-                        stream: reader.u32()?,
-                        owner: OwnerId::decode(reader.u32()?)?,
-                        id: reader.u64()?,
-                        index: reader.u64()?,
-                    })
-                })?,
-                cuts: reader.list(|reader| {
-                    Some(Cut {
-                        cursor: reader.u64()?,
-                        owner: OwnerId::decode(reader.u32()?)?,
-                        fault: ReplayFault::decode(reader.u8()?)?,
-                    })
-                })?,
-            })
+        let slots = reader.list(|reader| {
+            let len = usize::try_from(reader.u32()?).ok()?;
+            let bytes = reader.bytes(len)?;
+            let head = Head::read(&mut Reader::new(bytes))?;
+            Some(Slot { head, contents: Contents::Encoded(bytes) })
         })?;
-        Some(Set { evictions, inserted, sessions })
+        Some(Set { evictions, inserted, slots })
     }
 
     /// Its bytes in shared data.
     pub fn encode(&self) -> Vec<u8> {
-        let mut writer = Writer::with_capacity(512);
+        let mut writer = Writer::with_capacity(2048);
         writer.u8(VERSION);
-        writer.list(&self.evictions, |w, eviction| w.u32(*eviction));
+        let evictions = self.evictions.len().checked_div(EVICTION_BYTES).unwrap_or(0);
+        writer.u8(u8::try_from(evictions).unwrap_or(0));
+        writer.bytes(&self.evictions);
         writer.u32(self.inserted);
-        writer.list(&self.sessions, |w, session| {
-            w.u8(session.way);
-            w.u128(session.fingerprint.0);
-            w.u8(u8::from(session.complete)
-                | (u8::from(session.ended) << 1)
-                | (u8::from(session.streams_evicted) << 2)
-                | (u8::from(session.kin_unbounded) << 3)
-                | (u8::from(session.unplaced_evicted) << 4));
-            session.evicted_keys.0.iter().for_each(|word| w.u64(*word));
-            w.u64(session.known_since_ms);
-            w.u64(session.last_used_ms);
-            w.u32(session.next_stream);
-            w.list(&session.kin, |w, kin| w.u64(*kin));
-            w.list(&session.lanes, |w, lane| {
-                w.u8(lane.number);
-                w.u32(lane.stream);
-                let kind = match lane.kind {
-                    StreamKind::Post => 0,
-                    StreamKind::Standalone => 1,
-                    StreamKind::Unplaced => 2,
-                };
-                w.u8(kind
-                    | (u8::from(lane.closed) << 2)
-                    | (u8::from(lane.finished) << 3)
-                    | (u8::from(lane.mixed) << 4));
-                w.u64(lane.nonce);
-                w.u64(lane.previous);
-                w.u32(lane.hint);
-                w.u32(OwnerId::encode(lane.owner));
-            });
-            w.list(&session.sent, |w, (stream, ids)| {
-                w.u32(*stream);
-                w.list(ids, |w, id| w.list(id, |w, byte| w.u8(*byte)));
-            });
-            w.list(&session.settled, |w, cursor| w.u64(*cursor));
-            w.u32(OwnerId::encode(session.owner));
-            w.list(&session.addresses, |w, (owner, address)| {
-                w.u32(OwnerId::encode(Some(*owner)));
-                w.list(address.as_bytes(), |w, byte| w.u8(*byte));
-            });
-            w.list(&session.floors, |w, floor| {
-                w.u32(floor.stream);
-                w.u32(OwnerId::encode(Some(floor.owner)));
-                w.u64(floor.id);
-                w.u64(floor.index);
-            });
-            w.list(&session.cuts, |w, cut| {
-                w.u64(cut.cursor);
-                w.u32(OwnerId::encode(Some(cut.owner)));
-                w.u8(cut.fault.encode());
+        writer.list(&self.slots, |w, slot| {
+            w.block(|w| match &slot.contents {
+                Contents::Encoded(bytes) => w.bytes(bytes),
+                Contents::Decoded(session) => session.encode(w),
             });
         });
         writer.finish()
     }
 
-    /// The session, if it is here.
-    pub fn get(&self, fingerprint: SessionFingerprint) -> Option<&Session> {
-        self.sessions.iter().find(|session| session.fingerprint == fingerprint)
+    /// The session's slot, if it has one.
+    pub fn get(&self, fingerprint: SessionFingerprint) -> Option<&Slot<'a>> {
+        self.slots.iter().find(|slot| slot.head.fingerprint == fingerprint)
     }
 
-    /// The session whose fingerprint has this half, if it is here.
-    pub fn get_short(&self, short: u64) -> Option<&Session> {
-        self.sessions.iter().find(|session| session.fingerprint.short() == short)
+    /// The slot of the session whose fingerprint has this half, if it is here.
+    pub fn get_short(&self, short: u64) -> Option<&Slot<'a>> {
+        self.slots.iter().find(|slot| slot.head.fingerprint.short() == short)
     }
 
     /// The session, to be changed.
     pub fn get_mut(&mut self, fingerprint: SessionFingerprint) -> Option<&mut Session> {
-        self.sessions.iter_mut().find(|session| session.fingerprint == fingerprint)
+        let slot = self.slots.iter_mut().find(|slot| slot.head.fingerprint == fingerprint)?;
+        if let Contents::Encoded(bytes) = slot.contents {
+            slot.contents = Contents::Decoded(Box::new(Session::decode(bytes)?));
+        }
+        match &mut slot.contents {
+            Contents::Decoded(session) => Some(session),
+            Contents::Encoded(_) => None,
+        }
     }
 
     /// Takes a slot for a session that isn't here. It counts as complete only
@@ -690,14 +783,15 @@ impl Set {
         now_ms: u64,
         tally: &mut Tally,
     ) -> Option<&mut Session> {
-        let free = (0..shape.ways).find(|n| self.sessions.iter().all(|s| s.way != *n));
+        let free = (0..shape.ways).find(|n| self.slots.iter().all(|slot| slot.head.way != *n));
         let way = match free {
             Some(way) => way,
             None => self.evict(idle_ms, now_ms, tally)?,
         };
         self.inserted = self.inserted.wrapping_add(1);
-        let was_evicted = self.evictions.contains(&remembered(fingerprint));
-        self.sessions.push(Session {
+        let mut evictions = self.evictions.chunks_exact(EVICTION_BYTES);
+        let was_evicted = evictions.any(|evicted| evicted == remembered(fingerprint));
+        let session = Session {
             way,
             fingerprint,
             complete: complete && !was_evicted,
@@ -717,41 +811,44 @@ impl Set {
             addresses: Vec::new(),
             floors: Vec::new(),
             cuts: Vec::new(),
-        });
-        self.sessions.last_mut()
+        };
+        let head = Head { way, fingerprint, flags: 0, last_used_ms: now_ms };
+        self.slots.push(Slot { head, contents: Contents::Decoded(Box::new(session)) });
+        self.get_mut(fingerprint)
     }
 
     /// Who would be evicted next: an ended session, or else an idle one, or
     /// else an adopted one, or else the least recently used.
-    fn next_victim(&self, idle_ms: u64, now_ms: u64) -> Option<(usize, &Session)> {
-        self.sessions.iter().enumerate().min_by_key(|(_, session)| {
-            let idle = now_ms.saturating_sub(session.last_used_ms) > idle_ms;
-            (!session.ended, !idle, session.complete, session.last_used_ms)
+    fn next_victim(&self, idle_ms: u64, now_ms: u64) -> Option<(usize, &Head)> {
+        let heads = self.slots.iter().map(|slot| &slot.head);
+        heads.enumerate().min_by_key(|(_, head)| {
+            let idle = now_ms.saturating_sub(head.last_used_ms) > idle_ms;
+            (!head.has(ENDED), !idle, head.has(COMPLETE), head.last_used_ms)
         })
     }
 
     /// Whether traffic of this session has to be noted now: it was noted a
     /// while ago, or the session would be the next to be evicted.
-    pub fn wants_touch(&self, session: &Session, shape: &Shape, idle_ms: u64, now_ms: u64) -> bool {
-        let since_ms = now_ms.saturating_sub(session.last_used_ms);
-        let is_full = self.sessions.len() >= usize::from(shape.ways);
+    pub fn wants_touch(&self, slot: &Slot<'_>, shape: &Shape, idle_ms: u64, now_ms: u64) -> bool {
+        let since_ms = now_ms.saturating_sub(slot.head.last_used_ms);
+        let is_full = self.slots.len() >= usize::from(shape.ways);
+        let is_next = |(_, next): (usize, &Head)| next.way == slot.head.way;
         since_ms >= TOUCH_MS
-            || (is_full
-                && since_ms > 0
-                && self.next_victim(idle_ms, now_ms).is_some_and(|(_, next)| next == session))
+            || (is_full && since_ms > 0 && self.next_victim(idle_ms, now_ms).is_some_and(is_next))
     }
 
     fn evict(&mut self, idle_ms: u64, now_ms: u64, tally: &mut Tally) -> Option<u8> {
         let (at, _) = self.next_victim(idle_ms, now_ms)?;
-        let evicted = self.sessions.remove(at);
-        if !evicted.ended {
+        let evicted = self.slots.remove(at);
+        if !evicted.is_ended() {
             tally.sessions_evicted = tally.sessions_evicted.saturating_add(1);
         }
-        if self.evictions.len() >= REMEMBERED_EVICTIONS {
-            self.evictions.remove(0);
+        let evictions = self.evictions.to_mut();
+        if evictions.len() >= REMEMBERED_EVICTIONS.saturating_mul(EVICTION_BYTES) {
+            evictions.drain(..EVICTION_BYTES);
         }
-        self.evictions.push(remembered(evicted.fingerprint));
-        Some(evicted.way)
+        evictions.extend_from_slice(&remembered(evicted.fingerprint()));
+        Some(evicted.head.way)
     }
 }
 
@@ -761,7 +858,7 @@ fn sent_bytes(ids: &SentIds) -> usize {
     ids.iter().map(|id| id.len().saturating_add(1)).fold(HEADER, usize::saturating_add)
 }
 
-fn remembered(fingerprint: SessionFingerprint) -> u32 {
+fn remembered(fingerprint: SessionFingerprint) -> [u8; EVICTION_BYTES] {
     // Not the bits that chose the set.
-    (fingerprint.0 >> 96) as u32
+    ((fingerprint.0 >> 96) as u32).to_le_bytes()
 }
