@@ -2,7 +2,7 @@
 // that they are given as JSON, and then once more, shortly, to see whether the session still works. What they get goes to stdout, a JSON object a line: a step, how the call ended, how
 // the next one did; and what the SDK tells its `onerror`. They end when stdin does.
 
-const print = value => console.log(JSON.stringify(value));
+export const print = value => console.log(JSON.stringify(value));
 
 export async function run(client, call) {
     client.onerror = error => print({ noted: error.message });

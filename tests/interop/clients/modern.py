@@ -1,17 +1,41 @@
-"""The Python SDK 2.x as a client of the protocol 2026-07-28, and of no older one."""
+"""The Python SDK 2.x as a client of the protocol 2026-07-28, and of no older one. Given `listen`
+instead of a call's arguments, it does and prints what modern.mjs does."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 
 import count
 from mcp import Client, MCPError
 
+PATIENCE_SECONDS = 5.0
+"""How long it waits for a change, or for the end, of which it knows that the server has sent it."""
+
 
 async def main() -> None:
-    """Runs the calls."""
+    """Runs the calls, or listens."""
     async with Client(count.URL, mode="2026-07-28") as client:
-        await count.run(client.call_tool, MCPError)
+        if sys.argv[2] == "listen":
+            for ends in ("server", "client"):
+                await _listen(client, ends)
+        else:
+            await count.run(client.call_tool, MCPError)
+
+
+async def _listen(client: Client, ends: str) -> None:
+    async with client.listen(resource_subscriptions=["count://1", "count://2"]) as updates:
+        for number in (1, 2):
+            await client.call_tool("change", {"number": number})
+            update = await asyncio.wait_for(updates.__anext__(), PATIENCE_SECONDS)
+            count.show({"heard": update.uri})
+        if ends == "server":
+            await client.call_tool("end_listening", {})
+            with contextlib.suppress(StopAsyncIteration):
+                update = await asyncio.wait_for(updates.__anext__(), PATIENCE_SECONDS)
+                raise AssertionError(f"not the end: {update}")
+    count.show({"ended": f"by the {ends}"})
 
 
 asyncio.run(main())
