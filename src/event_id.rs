@@ -60,8 +60,8 @@ impl EventId {
                 // sequence of its own.
                 let set_off = set_off_index(text, prefix, suffix);
                 [
-                    trailing.is_some() && set_off[0] && random_bits(prefix) >= SEQUENCE_BITS,
-                    leading.is_some() && set_off[1] && random_bits(suffix) >= SEQUENCE_BITS,
+                    trailing.is_some() && set_off[0] && has_bits(prefix, SEQUENCE_BITS),
+                    leading.is_some() && set_off[1] && has_bits(suffix, SEQUENCE_BITS),
                 ]
             },
         })
@@ -151,6 +151,9 @@ const ID_BITS: f32 = 55.0;
 /// each of which counts on its own.
 const SEQUENCE_BITS: f32 = 100.0;
 
+/// What a character adds at the most.
+const MAX_CHARACTER_BITS: f32 = 5.95;
+
 /// What a timestamp adds.
 const TIMESTAMP_BITS: f32 = 20.0;
 
@@ -167,13 +170,25 @@ const TIMESTAMP_BITS: f32 = 20.0;
 fn is_distinctive(text: &[u8], prefix: &[u8], suffix: &[u8]) -> bool {
     match set_off_index(text, prefix, suffix) {
         [false, false] => {
-            let Randomness { bits, counted } = randomness(text);
-            bits >= if counted { SEQUENCE_BITS } else { ID_BITS }
+            may_have_bits(text, ID_BITS) && {
+                let Randomness { bits, counted } = randomness(text);
+                bits >= if counted { SEQUENCE_BITS } else { ID_BITS }
+            }
         }
-        [true, false] => random_bits(prefix) >= SEQUENCE_BITS,
-        [false, true] => random_bits(suffix) >= SEQUENCE_BITS,
-        [true, true] => random_bits(text) >= SEQUENCE_BITS,
+        [true, false] => has_bits(prefix, SEQUENCE_BITS),
+        [false, true] => has_bits(suffix, SEQUENCE_BITS),
+        [true, true] => has_bits(text, SEQUENCE_BITS),
     }
+}
+
+/// Whether a text has so many bits of randomness.
+fn has_bits(text: &[u8], bits: f32) -> bool {
+    may_have_bits(text, bits) && randomness(text).bits >= bits
+}
+
+/// Whether it is long enough for that. Most ids aren't, and needn't be read.
+fn may_have_bits(text: &[u8], bits: f32) -> bool {
+    text.len() as f32 * MAX_CHARACTER_BITS >= bits
 }
 
 /// Whether an index stands at the end, and at the start, that is set off from
@@ -195,10 +210,6 @@ struct Randomness {
     bits: f32,
     /// A part of it may count: a number, or a word with one.
     counted: bool,
-}
-
-fn random_bits(text: &[u8]) -> f32 {
-    randomness(text).bits
 }
 
 fn randomness(text: &[u8]) -> Randomness {
@@ -238,15 +249,19 @@ fn readable(run: &[u8]) -> Option<Vec<u8>> {
     }
     let hex = |byte: u8| char::from(byte).to_digit(16);
     let base64 = |byte: u8| {
-        let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-        alphabet.iter().position(|known| *known == byte).and_then(|at| u32::try_from(at).ok())
+        let (first, before) = match byte {
+            b'A'..=b'Z' => (b'A', 0),
+            b'a'..=b'z' => (b'a', 26),
+            b'0'..=b'9' => (b'0', 52),
+            _ => return None,
+        };
+        Some(u32::from(byte.wrapping_sub(first)).saturating_add(before))
     };
-    let is_text = |decoded: &Vec<u8>| decoded.iter().all(|b| matches!(b, b' '..=b'~'));
-    decode(run, 4, hex).filter(is_text).or_else(|| decode(run, 6, base64).filter(is_text))
+    decode_text(run, 4, hex).or_else(|| decode_text(run, 6, base64))
 }
 
-/// The whole bytes in digits of so many bits.
-fn decode(run: &[u8], bits: u32, digit: impl Fn(u8) -> Option<u32>) -> Option<Vec<u8>> {
+/// The whole bytes in digits of so many bits, if they are visible ASCII.
+fn decode_text(run: &[u8], bits: u32, digit: impl Fn(u8) -> Option<u32>) -> Option<Vec<u8>> {
     let mut decoded = Vec::new();
     let (mut buffer, mut held) = (0u32, 0u32);
     for byte in run {
@@ -254,7 +269,11 @@ fn decode(run: &[u8], bits: u32, digit: impl Fn(u8) -> Option<u32>) -> Option<Ve
         held = held.saturating_add(bits);
         if held >= 8 {
             held = held.saturating_sub(8);
-            decoded.push((buffer >> held) as u8);
+            let byte = (buffer >> held) as u8;
+            if !matches!(byte, b' '..=b'~') {
+                return None;
+            }
+            decoded.push(byte);
             buffer &= (1u32 << held).saturating_sub(1);
         }
     }
@@ -348,7 +367,7 @@ impl Run {
         let bits_a_character = match (self.beyond_hex, two_cases) {
             (false, _) => 4.0,
             (true, false) => 5.17,
-            (true, true) => 5.95,
+            (true, true) => MAX_CHARACTER_BITS,
         };
         Randomness { bits: len * bits_a_character, counted: false }
     }

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use memchr::memchr2_iter;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, Visitor};
 use serde_json::value::RawValue;
@@ -72,6 +73,9 @@ impl Calls {
     /// The fingerprints of the ids that the data of an event answers; `None`
     /// if that can't be told.
     pub fn answered_by(secret: &Secret, data: &[u8]) -> Option<Vec<u64>> {
+        if !may_have_id(data) {
+            return Some(Vec::new());
+        }
         let answers = messages(data)?;
         let answers = answers.iter().filter(|m| !m.method.0 && (m.result.0 || m.error.0));
         Some(answers.map(|message| message.rpc_id().fingerprint(secret)).collect())
@@ -146,6 +150,15 @@ impl Message<'_> {
         let id = self.id.map(|id| serde_json::from_str(id.get()).unwrap_or(RpcId::Unreadable));
         id.unwrap_or_default()
     }
+}
+
+/// Whether the key `id` may be in a text: as it stands, or behind an escape.
+/// Most notifications have none, and needn't be parsed.
+fn may_have_id(text: &[u8]) -> bool {
+    memchr2_iter(b'd', b'\\', text).any(|at| {
+        let (before, from) = text.split_at_checked(at).unwrap_or_default();
+        from.starts_with(b"\\") || (before.ends_with(b"\"i") && from.starts_with(b"d\""))
+    })
 }
 
 /// One message, or a batch.
@@ -322,7 +335,10 @@ mod tests {
             (r#"{"id":1,"method":"sampling/createMessage","params":{}}"#, 1),
             (r#"{"method":"notifications/progress","params":{"id":1}}"#, 1),
             (r#"{"id":1}"#, 1),
-            ("not json", 99),
+            (r#"{"result":{},"\u0069d":1}"#, 0),
+            (r#"{"result":{},"i\u0064":1}"#, 0),
+            (r#"{"id":1,"result""#, 99),
+            ("not json", 1),
         ] {
             assert_eq!(pending_after(body, &[event]), pending, "{event}");
         }

@@ -53,12 +53,12 @@ pub fn update<T>(
     store: &impl Store,
     tally: &mut Tally,
     key: &str,
-    mut change: impl FnMut(&[u8], &mut Tally) -> (Option<Vec<u8>>, T),
+    mut change: impl FnMut(Vec<u8>, &mut Tally) -> (Option<Vec<u8>>, T),
 ) -> Result<T, GaveUp> {
     for _ in 0..MAX_TRIES {
         let (value, cas) = store.get(key);
         let mut attempt = Tally::default();
-        let (new, result) = change(value.as_deref().unwrap_or_default(), &mut attempt);
+        let (new, result) = change(value.unwrap_or_default(), &mut attempt);
         let Some(new) = new else {
             tally.add(&attempt);
             return Ok(result);

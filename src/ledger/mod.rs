@@ -432,7 +432,7 @@ impl Ledger {
     ) -> Result<Option<T>, GaveUp> {
         let (now_ms, idle_ms) = (at.now_ms, self.idle_ms);
         update(at.store, at.tally, &self.set_key(fingerprint), |value, tally| {
-            let mut set = Set::decode(value);
+            let mut set = Set::decode(&value);
             let adopted = set.get(fingerprint).is_none();
             if adopted {
                 if missing == Missing::Skip {
@@ -478,7 +478,7 @@ impl Ledger {
     ) {
         let (now_ms, idle_ms) = (at.now_ms, self.idle_ms);
         let begun = update(at.store, at.tally, &self.set_key(fingerprint), |value, tally| {
-            let mut set = Set::decode(value);
+            let mut set = Set::decode(&value);
             match set.get_mut(fingerprint) {
                 Some(session) => {
                     session.complete = false;
@@ -701,8 +701,8 @@ impl Ledger {
         before_us: Option<u64>,
     ) -> bool {
         cursor.distinctive_keys().any(|key| {
-            let bucket = Bucket::decode(&at.store.get(&self.bucket_key(key)).0.unwrap_or_default());
-            let is_known = |entry: &&index::Entry| {
+            let bucket = Bucket::new(at.store.get(&self.bucket_key(key)).0.unwrap_or_default());
+            let is_known = |entry: &index::Entry| {
                 entry.shared == Shared::No
                     && before_us.is_none_or(|moment| entry.was_noted_before(moment))
                     && own.is_none_or(|own| own.short() != entry.session)
@@ -744,9 +744,9 @@ impl Ledger {
     ) {
         let now_us = at.now_us;
         let noted = update(at.store, at.tally, &self.bucket_key(key), |value, _| {
-            let mut bucket = Bucket::decode(value);
+            let mut bucket = Bucket::new(value);
             let (changed, noted) = bucket.note(key, session.short(), how, now_us);
-            (changed.then(|| bucket.encode()), noted)
+            (changed.then(|| bucket.into_bytes()), noted)
         });
         match noted {
             Ok(Noted::Own) => {}
