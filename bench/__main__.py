@@ -1,34 +1,50 @@
-"""`python -m bench` measures what the guard costs, and what it is compared with; see --help."""
+"""`python -m bench` measures what the guard costs, and what else one would use.
+
+A run of everything writes docs/performance.md and docs/performance.svg; every run writes
+target/bench/report.json.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.harness import project
-
-from . import contestants as field
+from . import contention, latency, sessions, start
+from .contestants import Contestant, all_contestants, guard
 from .processes import TOOL, Tools, WrongAnswer
 from .results import Results
 from .rounds import compare
 from .workloads import COMPARED
 
 ROUNDS = 7
-QUICK_ROUNDS = 2
+QUICK_ROUNDS = 1
 QUICK_SCALE = 0.02
+
+WORKLOADS = (
+    *(workload.name for workload in COMPARED),
+    "sessions",
+    "contention",
+    "latency",
+    "start",
+)
 
 
 def main() -> int:
     """Reads the command line."""
-    names = [workload.name for workload in COMPARED]
-    everyone = field.all_contestants()
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--only", metavar="WORKLOAD,...", help=f"some of: {', '.join(names)}")
+    names = [one.name for one in all_contestants()]
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
-        "--contestants",
-        metavar="NAME,...",
-        help=f"some of: {', '.join(one.name for one in everyone)}",
+        "--only", type=_some_of(WORKLOADS), metavar="NAME,...", help=f"of {', '.join(WORKLOADS)}"
+    )
+    parser.add_argument(
+        "--contestants", type=_some_of(names), metavar="NAME,...", help=f"of {', '.join(names)}"
     )
     parser.add_argument("--rounds", type=int, help=f"rounds of each workload ({ROUNDS})")
     parser.add_argument("--scale", type=float, help="this part of each round's work (1.0)")
@@ -37,47 +53,79 @@ def main() -> int:
         action="append",
         default=[],
         metavar="[NAME=]PATH",
-        help="a further contestant NAME: the guard of this module; without a name, instead of ours",
+        help="a further contestant: another build of the guard. Without NAME it is taken for ours",
     )
-    parser.add_argument("--quick", action="store_true", help="little work: does it run at all?")
+    parser.add_argument(
+        "--quick", action="store_true", help="little work: whether it runs, no figures"
+    )
     arguments = parser.parse_args()
-
-    only = arguments.only.split(",") if arguments.only else names
-    for name in only:
-        if name not in names:
-            parser.error(f"there is no workload {name}; there are {', '.join(names)}")
-    if arguments.contestants:
-        chosen = arguments.contestants.split(",")
-        for name in chosen:
-            if name not in [one.name for one in everyone]:
-                parser.error(f"there is no contestant {name}")
-        everyone = [one for one in everyone if one.name in chosen]
-    for module in arguments.module:
-        name, _, path = module.rpartition("=")
-        if name:
-            everyone.append(field.guard(name, Path(path).resolve()))
-        else:
-            ours = field.guard("ours", Path(path).resolve())
-            everyone = [ours if one.name == "ours" else one for one in everyone]
-    needed = [TOOL, field.NOOP_MODULE, *([] if arguments.module else [project.module()])]
-    for file in needed:
-        if not file.exists():
-            print(f"{file} is missing: run `make bench-build` first", file=sys.stderr)
-            return 1
+    contestants = _contestants(arguments.contestants or names, arguments.module)
+    missing = [file for file in _files(contestants) if not file.exists()]
+    if missing:
+        print(f"{missing[0]} is missing: run `make bench-build` first", file=sys.stderr)
+        return 1
     rounds = arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS)
     scale = arguments.scale or (QUICK_SCALE if arguments.quick else 1.0)
-
-    results = Results()
+    only = arguments.only or WORKLOADS
+    results = Results(rounds)
+    began = time.monotonic()
     try:
         with Tools() as tools:
-            for workload in COMPARED:
-                if workload.name in only:
-                    results.compared(workload, compare(workload, everyone, tools, rounds, scale))
+            _measure(results, contestants, tools, only, scale, arguments.quick)
     except WrongAnswer as wrong:
         print(f"NOTHING MEASURED: {wrong}", file=sys.stderr)
         return 1
     results.write()
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes")
     return 0
+
+
+def _measure(
+    results: Results,
+    contestants: list[Contestant],
+    tools: Tools,
+    only: tuple[str, ...],
+    scale: float,
+    quick: bool,
+) -> None:
+    rounds = results.rounds
+    for workload in COMPARED:
+        if workload.name in only:
+            results.add_compared(workload, compare(workload, contestants, tools, rounds, scale))
+    if "sessions" in only:
+        results.add_growth(sessions.measure(contestants, tools, rounds, scale, quick))
+    if "contention" in only:
+        results.add_contention(contention.measure(contestants, tools, rounds, scale))
+    if "latency" in only:
+        results.add_latencies(latency.measure(contestants, tools, rounds, scale))
+    if "start" in only:
+        results.add_starts(start.measure(contestants, tools, rounds))
+
+
+def _contestants(names: Sequence[str], modules: list[str]) -> list[Contestant]:
+    chosen = [one for one in all_contestants() if one.name in names]
+    for module in modules:
+        name, _, path = module.rpartition("=")
+        one = guard(name or "ours", Path(path).resolve())
+        chosen = [other for other in chosen if other.name != one.name]
+        chosen.append(one)
+    return chosen
+
+
+def _files(contestants: list[Contestant]) -> list[Path]:
+    modules = [one.module for one in contestants if one.module]
+    return [TOOL, *modules]
+
+
+def _some_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def read(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        for name in names:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(f"there is no {name}")
+        return names
+
+    return read
 
 
 if __name__ == "__main__":

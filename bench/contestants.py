@@ -42,6 +42,7 @@ class Contestant:
     configure: Callable[[Config], None]
     """Changes the filter chain of a rendered configuration."""
     is_guard: bool = False
+    module: Path | None = None
 
     def config(self, upstream: int, guard: dict[str, Any] | None = None) -> Config:
         """Envoy's configuration; `guard`: keys laid over those of the guard in envoy.yaml."""
@@ -57,14 +58,15 @@ def guard(name: str, module: Path, title: str = "") -> Contestant:
     def configure(config: Config) -> None:
         _plugin(config)["vm_config"]["code"]["local"]["filename"] = str(module)
 
-    return Contestant(name, title or f"the guard, {module.name}", configure, is_guard=True)
+    title = title or f"the guard, {module.name}"
+    return Contestant(name, title, configure, is_guard=True, module=module)
 
 
 def all_contestants() -> list[Contestant]:
     """All but further builds of the guard."""
     return [
         Contestant("plain", "Envoy without a filter", _remove),
-        Contestant("noop", "a wasm filter that does nothing", _noop),
+        Contestant("noop", "a wasm filter that does nothing", _noop, module=NOOP_MODULE),
         guard("ours", project.module(), "mcp-resume-guard"),
         Contestant("lua", "a Lua filter that reads the headers and the ids", _lua),
         Contestant("mcp", "Envoy's `envoy.filters.http.mcp`", _mcp),

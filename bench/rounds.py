@@ -10,19 +10,27 @@ from __future__ import annotations
 import ctypes
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.harness.envoy import Envoy
+from tests.harness.render import Config
 
 from .contestants import Contestant
 from .processes import Done, Tools, WrongAnswer
 from .workloads import Workload
 
-WARM_UP = 0.25
-"""Of a round's work, before the first: VMs, connections and buffers are there then."""
+SLICES = 10
+"""A round is not one piece of work, but so many in which the contestants take turns: a burst of noise
+then meets all of them."""
+
+WARM_UP_SLICES = 3
+"""Before the first round: VMs, connections and buffers are there then, and V8 has optimised."""
+
+Series = dict[str, list[float]]
+"""Microseconds of CPU time of a unit, in each round, by contestant."""
 
 
 @dataclass(frozen=True)
@@ -40,111 +48,123 @@ class Ratio:
         return cls(statistics.median(quotients), min(quotients), max(quotients))
 
     def __str__(self) -> str:
-        return f"{self.median:.3f} ({self.least:.3f}-{self.most:.3f})"
+        return f"{self.median:.2f} ({self.least:.2f}-{self.most:.2f})"
 
 
 @dataclass
 class Runner:
-    """A contestant with its Envoy."""
+    """A contestant with its Envoy, and all that it was asked for and answered."""
 
-    contestant: Contestant
+    name: str
+    is_guard: bool
     envoy: Envoy
     done: Done = field(default_factory=Done)
-    cpu_us: list[float] = field(default_factory=list)
-    """Microseconds of a unit, for each round."""
+    clocks: list[int] = field(default_factory=list)
 
-    @property
-    def name(self) -> str:
-        """The contestant's."""
-        return self.contestant.name
+    def cpu_seconds(self) -> float:
+        """User and system time of Envoy so far, of all its threads, to the nanosecond.
 
+        /proc/PID/stat has it too, but in steps of 10 ms.
+        """
+        self.clocks = self.clocks or [_clock_of(pid) for pid in self.envoy.pids()]
+        return sum(time.clock_gettime(clock) for clock in self.clocks)
 
-def cpu_seconds(envoy: Envoy) -> float:
-    """User and system time of Envoy so far, of all its threads, to the nanosecond.
+    def prepare(self, tools: Tools, connections: int, sessions: int, resumable: bool) -> Done:
+        """Opens connections and begins sessions."""
+        how = {"connections": connections, "sessions": sessions, "resumable": resumable}
+        done = tools.prepare(self.name, self.envoy.port, **how)
+        self.done.add(done)
+        return done
 
-    /proc/PID/stat has it too, but in steps of 10 ms.
-    """
-    return sum(time.clock_gettime(_clock_of(pid)) for pid in envoy.pids())
-
-
-def _clock_of(pid: int) -> int:
-    clock = ctypes.c_int()
-    failed = ctypes.CDLL(None, use_errno=True).clock_getcpuclockid(pid, ctypes.byref(clock))
-    if failed:
-        raise OSError(failed, f"no CPU clock of process {pid}")
-    return clock.value
+    def work(self, tools: Tools, work: dict[str, Any], units: int) -> Done:
+        """Does so much of it."""
+        done = tools.run(self.name, work, units)
+        self.done.add(done)
+        return done
 
 
 @contextmanager
-def running(
-    contestants: Sequence[Contestant],
-    tools: Tools,
-    concurrency: int = 1,
-    guard: dict[str, Any] | None = None,
-) -> Iterator[list[Runner]]:
-    """An Envoy for each, all alive until the end: one that has nothing to do costs next to nothing."""
+def all_running(tools: Tools) -> Iterator[Callable[..., Runner]]:
+    """A function that starts an Envoy. All stay alive until the end, so that rounds can interleave:
+    one that has nothing to do costs next to nothing."""
     with ExitStack() as stack:
-        runners = []
-        for contestant in contestants:
-            config = contestant.config(tools.port, guard)
+
+        def start(name: str, is_guard: bool, config: Config, concurrency: int = 1) -> Runner:
             envoy = Envoy(config, concurrency=concurrency, access_log=False)
-            runners.append(Runner(contestant, stack.enter_context(envoy)))
-        yield runners
-        for runner in runners:
-            tools.drop(runner.name)
+            stack.callback(envoy.stop)
+            envoy.start()
+            stack.callback(tools.drop, name)
+            return Runner(name, is_guard, envoy)
+
+        yield start
+
+
+def interleave(
+    tools: Tools, runners: Sequence[Runner], work: dict[str, Any], units: int, rounds: int
+) -> Series:
+    """The rounds, each of so many units."""
+    series: Series = {runner.name: [] for runner in runners}
+    part = max(8, units // SLICES)
+    for runner in runners:
+        runner.work(tools, work, WARM_UP_SLICES * part)
+    for _ in range(rounds):
+        spent = dict.fromkeys(series, 0.0)
+        done = dict.fromkeys(series, 0)
+        for _ in range(SLICES):
+            for runner in runners:
+                before = runner.cpu_seconds()
+                done[runner.name] += runner.work(tools, work, part).units
+                spent[runner.name] += runner.cpu_seconds() - before
+        for name, cpu_us in series.items():
+            cpu_us.append(1e6 * spent[name] / done[name])
+    return series
 
 
 def compare(
     workload: Workload, contestants: Sequence[Contestant], tools: Tools, rounds: int, scale: float
-) -> list[Runner]:
+) -> Series:
     """The rounds of a workload; `scale`: this part of its work."""
-    taking_part = [one for one in contestants if one.is_guard or one.name in workload.contestants]
-    with running(taking_part, tools, workload.concurrency, workload.guard) as runners:
-        for runner in runners:
-            runner.done = tools.prepare(
-                runner.name,
-                runner.envoy.port,
-                connections=workload.connections,
-                sessions=workload.sessions,
-                resumable=workload.resumable,
-            )
-            _work(tools, runner, workload, WARM_UP * scale)
-        for _ in range(rounds):
-            for runner in runners:
-                before = cpu_seconds(runner.envoy)
-                done = _work(tools, runner, workload, scale)
-                spent = cpu_seconds(runner.envoy) - before
-                runner.cpu_us.append(1e6 * spent / done.units)
+    with all_running(tools) as start:
+        runners = []
+        for one in contestants:
+            if one.is_guard or one.name in workload.contestants:
+                runner = start(one.name, one.is_guard, one.config(tools.port))
+                runner.prepare(tools, workload.connections, workload.sessions, workload.resumable)
+                runners.append(runner)
+        series = interleave(tools, runners, workload.work, int(workload.units * scale), rounds)
         for runner in runners:
             check(runner, workload.verdict)
-        return runners
-
-
-def _work(tools: Tools, runner: Runner, workload: Workload, scale: float) -> Done:
-    units = max(workload.connections, int(workload.units * scale))
-    done = tools.run(runner.name, workload.work, units)
-    runner.done.add(done)
-    return done
+        return series
 
 
 def check(runner: Runner, verdict: str | None) -> None:
     """Whether the guard did what it is there for, and nobody else did."""
     done = runner.done
-    if not runner.contestant.is_guard:
-        _expect(runner, "verdicts", done.verdicts, {})
+    if not runner.is_guard:
+        expect(runner, "verdicts", done.verdicts, {})
         return
     metric = runner.envoy.metric
-    recorded = metric("mcp_resume_guard_events_recorded")
-    _expect(runner, "events recorded", recorded, done.events)
-    begun = metric("mcp_resume_guard_sessions_started")
-    _expect(runner, "sessions begun", begun, done.sessions)
+    expect(runner, "events recorded", metric("mcp_resume_guard_events_recorded"), done.events)
+    expect(runner, "sessions begun", metric("mcp_resume_guard_sessions_started"), done.sessions)
     if verdict is not None:
-        _expect(runner, "verdicts", done.verdicts, {verdict: done.units})
+        expect(runner, "verdicts", done.verdicts, {verdict: done.units})
         outcome = verdict.split(";")[0]
         counted = metric("mcp_resume_guard_resumptions", outcome=outcome)
-        _expect(runner, f"resumptions ({outcome})", counted, done.units)
+        expect(runner, f"resumptions ({outcome})", counted, done.units)
 
 
-def _expect(runner: Runner, what: str, found: object, expected: object) -> None:
+def expect(runner: Runner, what: str, found: object, expected: object) -> None:
+    """Fails where these differ."""
     if found != expected:
         raise WrongAnswer(f"{runner.name}: {what}: {found}, not {expected}")
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _clock_of(pid: int) -> int:
+    clock = ctypes.c_int()
+    failed = _libc.clock_getcpuclockid(pid, ctypes.byref(clock))
+    if failed:
+        raise OSError(failed, f"no CPU clock of process {pid}")
+    return clock.value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 ALL = ("plain", "noop", "ours", "lua", "mcp", "envelope")
@@ -36,15 +36,13 @@ class Workload:
     verdict: str | None = None
     """What the guard says to each unit, if that is a resumption."""
     contestants: tuple[str, ...] = ALL
-    concurrency: int = 1
-    guard: dict[str, Any] = field(default_factory=dict)
 
 
 NO_ROUTING = ("plain", "noop", "ours", "lua")
 """Envoy's own filters are left out where they do nothing else than in another workload."""
 
-INDEXED = {"kind": "stream", "ids": "index", "events": 5_000}
-RANDOM = {"kind": "stream", "ids": "uuid", "events": 5_000}
+INDEXED = {"kind": "stream", "ids": "index", "events": 500}
+RANDOM = {"kind": "stream", "ids": "uuid", "events": 500}
 
 COMPARED = (
     Workload(

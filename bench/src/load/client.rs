@@ -35,7 +35,7 @@ pub struct Client {
 #[derive(Clone)]
 struct Session {
     id: String,
-    /// The stream that is resumed, and the index of its newest event.
+    /// The stream that can be resumed, and the index of its newest event.
     resumable: Option<(Uuid, u64)>,
 }
 
@@ -186,6 +186,7 @@ impl Client {
         self.signals.write_u8(0).await?;
         let rest = self.connection.body().await?;
         self.check_answer(&rest)?;
+        self.session().resumable = sse::id_of(&rest).and_then(sse::parse_cursor);
         Ok(Done { events: running.next + 1, ..Done::default() })
     }
 
