@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import contention, latency, sessions, start
+from . import contention, document, latency, sessions, start
 from .contestants import Contestant, all_contestants, guard
 from .processes import TOOL, Tools, WrongAnswer
 from .results import Results
@@ -76,7 +76,11 @@ def main() -> int:
         print(f"NOTHING MEASURED: {wrong}", file=sys.stderr)
         return 1
     results.write()
-    print(f"{(time.monotonic() - began) / 60:.1f} minutes")
+    minutes = (time.monotonic() - began) / 60
+    is_all = not (arguments.only or arguments.contestants or arguments.module or arguments.quick)
+    if is_all and rounds >= ROUNDS and scale >= 1.0:
+        document.write(results, minutes)
+    print(f"{minutes:.1f} minutes")
     return 0
 
 
@@ -91,7 +95,8 @@ def _measure(
     rounds = results.rounds
     for workload in COMPARED:
         if workload.name in only:
-            results.add_compared(workload, compare(workload, contestants, tools, rounds, scale))
+            series, share = compare(workload, contestants, tools, rounds, scale)
+            results.add_compared(workload, series, share)
     if "sessions" in only:
         results.add_growth(sessions.measure(contestants, tools, rounds, scale, quick))
     if "contention" in only:

@@ -38,6 +38,8 @@ class Contestant:
     """Something that stands in Envoy where the guard does."""
 
     name: str
+    label: str
+    """Its name for people, in a few words."""
     title: str
     configure: Callable[[Config], None]
     """Changes the filter chain of a rendered configuration."""
@@ -52,25 +54,38 @@ class Contestant:
         return config
 
 
-def guard(name: str, module: Path, title: str = "") -> Contestant:
+def guard(name: str, module: Path) -> Contestant:
     """The guard, of this module."""
 
     def configure(config: Config) -> None:
         _plugin(config)["vm_config"]["code"]["local"]["filename"] = str(module)
 
-    title = title or f"the guard, {module.name}"
-    return Contestant(name, title, configure, is_guard=True, module=module)
+    label = "mcp-resume-guard" if name == "ours" else name
+    title = "the guard, as `make build` makes it"
+    return Contestant(name, label, title, configure, is_guard=True, module=module)
 
 
 def all_contestants() -> list[Contestant]:
     """All but further builds of the guard."""
+    wasm = NOOP_MODULE
     return [
-        Contestant("plain", "Envoy without a filter", _remove),
-        Contestant("noop", "a wasm filter that does nothing", _noop, module=NOOP_MODULE),
-        guard("ours", project.module(), "mcp-resume-guard"),
-        Contestant("lua", "a Lua filter that reads the headers and the ids", _lua),
-        Contestant("mcp", "Envoy's `envoy.filters.http.mcp`", _mcp),
-        Contestant("envelope", "Envoy's `stateful_session` with the envelope", _envelope),
+        Contestant("plain", "no filter", "nothing", _remove),
+        Contestant(
+            "noop", "wasm, does nothing", "a wasm filter that does nothing", _noop, module=wasm
+        ),
+        guard("ours", project.module()),
+        Contestant(
+            "lua", "Lua", "a Lua filter that reads the two headers, and ids in bodies", _lua
+        ),
+        Contestant(
+            "mcp", "Envoy's mcp", "Envoy's `envoy.filters.http.mcp`, which parses JSON-RPC", _mcp
+        ),
+        Contestant(
+            "envelope",
+            "stateful_session",
+            "Envoy's `stateful_session` with the envelope, which puts the host into the session id",
+            _envelope,
+        ),
     ]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,12 +40,28 @@ class Done:
         self.slowest_us = max(self.slowest_us, other.slowest_us)
 
 
+_libc = ctypes.CDLL(None)
+
+
+def cpu_clock(pid: int) -> int:
+    """The clock of a process' CPU time, user and system, of all its threads."""
+    clock = ctypes.c_int()
+    failed = _libc.clock_getcpuclockid(pid, ctypes.byref(clock))
+    if failed:
+        raise OSError(failed, f"no CPU clock of process {pid}")
+    return clock.value
+
+
 class _Process:
     """It answers a line of JSON with a line of JSON, and ends with its standard input."""
 
     def __init__(self, *arguments: str) -> None:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen([str(TOOL), *arguments], stdin=pipe, stdout=pipe)
+
+    def cpu_seconds(self) -> float:
+        """Its CPU time so far."""
+        return time.clock_gettime(cpu_clock(self._process.pid))
 
     def stop(self) -> None:
         """Ends it."""
@@ -86,6 +104,10 @@ class Tools:
         for process in (self._load, self._upstream):
             if process is not None:
                 process.stop()
+
+    def cpu_seconds(self) -> float:
+        """The CPU time of both so far."""
+        return sum(process.cpu_seconds() for process in (self._load, self._upstream) if process)
 
     def prepare(self, name: str, port: int, **how: Any) -> Done:
         """Opens a contestant's connections and begins its sessions."""

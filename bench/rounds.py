@@ -7,7 +7,6 @@ two contestants in the same round.
 
 from __future__ import annotations
 
-import ctypes
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from tests.harness.envoy import Envoy
 from tests.harness.render import Config
 
 from .contestants import Contestant
-from .processes import Done, Tools, WrongAnswer
+from .processes import Done, Tools, WrongAnswer, cpu_clock
 from .workloads import Workload
 
 SLICES = 10
@@ -66,7 +65,7 @@ class Runner:
 
         /proc/PID/stat has it too, but in steps of 10 ms.
         """
-        self.clocks = self.clocks or [_clock_of(pid) for pid in self.envoy.pids()]
+        self.clocks = self.clocks or [cpu_clock(pid) for pid in self.envoy.pids()]
         return sum(time.clock_gettime(clock) for clock in self.clocks)
 
     def prepare(self, tools: Tools, connections: int, sessions: int, resumable: bool) -> Done:
@@ -122,8 +121,9 @@ def interleave(
 
 def compare(
     workload: Workload, contestants: Sequence[Contestant], tools: Tools, rounds: int, scale: float
-) -> Series:
-    """The rounds of a workload; `scale`: this part of its work."""
+) -> tuple[Series, float]:
+    """The rounds of a workload, of which `scale` is done; and the CPU time of the load generator and
+    the upstream, as a part of all that was spent."""
     with all_running(tools) as start:
         runners = []
         for one in contestants:
@@ -131,10 +131,13 @@ def compare(
                 runner = start(one.name, one.is_guard, one.config(tools.port))
                 runner.prepare(tools, workload.connections, workload.sessions, workload.resumable)
                 runners.append(runner)
+        before = [tools.cpu_seconds(), sum(runner.cpu_seconds() for runner in runners)]
         series = interleave(tools, runners, workload.work, int(workload.units * scale), rounds)
+        after = [tools.cpu_seconds(), sum(runner.cpu_seconds() for runner in runners)]
         for runner in runners:
             check(runner, workload.verdict)
-        return series
+        by_tools, by_envoy = (late - early for early, late in zip(before, after))
+        return series, by_tools / (by_tools + by_envoy)
 
 
 def check(runner: Runner, verdict: str | None) -> None:
@@ -157,14 +160,3 @@ def expect(runner: Runner, what: str, found: object, expected: object) -> None:
     """Fails where these differ."""
     if found != expected:
         raise WrongAnswer(f"{runner.name}: {what}: {found}, not {expected}")
-
-
-_libc = ctypes.CDLL(None)
-
-
-def _clock_of(pid: int) -> int:
-    clock = ctypes.c_int()
-    failed = _libc.clock_getcpuclockid(pid, ctypes.byref(clock))
-    if failed:
-        raise OSError(failed, f"no CPU clock of process {pid}")
-    return clock.value
