@@ -7,10 +7,14 @@ target/bench/report.json.
 from __future__ import annotations
 
 import argparse
+import io
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from tests.harness.envoy import EnvoyFailed
 
 from . import contention, document, latency, sessions, start
 from .contestants import Contestant, all_contestants, guard
@@ -59,6 +63,8 @@ def main() -> int:
         "--quick", action="store_true", help="little work: whether it runs, no figures"
     )
     arguments = parser.parse_args()
+    # Ended from outside, it takes all processes along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     contestants = _contestants(arguments.contestants or names, arguments.module)
     missing = [file for file in _files(contestants) if not file.exists()]
     if missing:
@@ -67,12 +73,14 @@ def main() -> int:
     rounds = arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS)
     scale = arguments.scale or (QUICK_SCALE if arguments.quick else 1.0)
     only = arguments.only or WORKLOADS
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     results = Results(rounds)
     began = time.monotonic()
     try:
         with Tools() as tools:
             _measure(results, contestants, tools, only, scale, arguments.quick)
-    except WrongAnswer as wrong:
+    except (WrongAnswer, EnvoyFailed) as wrong:
         print(f"NOTHING MEASURED: {wrong}", file=sys.stderr)
         return 1
     results.write()

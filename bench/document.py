@@ -112,7 +112,7 @@ def write(results: Results, minutes: float) -> None:
         rounds=results.rounds,
         contestants=_table(("", "in the chart", "what stands in the guard's place"), titles),
         lua=LUA.strip(),
-        compared="".join(_section(workload, series) for workload, series in _compared(results)),
+        compared="\n".join(_section(workload, series) for workload, series in _compared(results)),
         sessions=_sessions(results),
         contention=_contention(results),
         latency=_latency(results),
@@ -162,7 +162,8 @@ def _section(workload: Workload, series: Series) -> str:
         for name, cpu_us in series.items()
     ]
     table = _table(("", "to `plain`", "to `noop`"), rows)
-    return f"### `{workload.name}`\n\nA unit is {workload.what}.\n\n{table}\n\n"
+    what = workload.what[0].upper() + workload.what[1:]
+    return f"### `{workload.name}`\n\n{what}; by the {workload.unit}.\n\n{table}\n"
 
 
 def _sessions(results: Results) -> str:
@@ -183,15 +184,14 @@ def _sessions(results: Results) -> str:
         )
     head = ("live sessions", "`post_json`", "`resume_ok`", "bytes a session", "slowest POST")
     return f"""\
-Each of the sessions has a stream with two events, and all take turns. `state.sessions` is
-{sessions.ROOM} times their number. The CPU time is compared with that at {sessions.SIZES[0]}
-sessions. Bytes are what the resident memory of Envoy grew by while the sessions began, divided by
-their number; the slowest POST is the one that waited longest for its answer meanwhile, on
-{sessions.CONNECTIONS} connections. Plain Envoy, which keeps nothing, shows how much of both is the
-machine's.
+Each session has a stream with two events, their ids with an index, and all sessions take turns.
+`state.sessions` is {sessions.ROOM} times their number. CPU time is compared with that at
+{sessions.SIZES[0]} sessions. Bytes are what Envoy's resident memory grew by while the sessions
+began, divided by their number. The slowest POST is the one that waited longest for its answer
+meanwhile, of {sessions.CONNECTIONS} at a time. Plain Envoy keeps nothing, and shows how much of both is
+the machine's.
 
 {_table(head, rows)}
-
 """
 
 
@@ -215,7 +215,6 @@ session of its own, or all on one. Afterwards every event has to be recorded, ev
 resumable, and no history incomplete: no update was lost, and no write given up.
 
 {_table(head, rows)}
-
 """
 
 
@@ -235,12 +234,12 @@ def _latency(results: Results) -> str:
     ]
     head = ("", "median, to `plain`", "to `noop`", "99th percentile, to `plain`", "to `noop`")
     return f"""\
-The upstream writes the time into each event, and the load generator reads it off when the event is
-there. Events come one at a time, to each contestant in turn, at some 200 a second for each, {latency.EVENTS} in a
-round. The figures are differences to another contestant in the same round, medians of the rounds.
+The upstream writes the time into each event, and the load generator compares it with the time at
+which the event is there. One event is under way at a time, to each contestant in turn, so that each
+gets some 200 a second; a round is {latency.EVENTS} for each. The figures are differences to another
+contestant in the same round, medians of the rounds.
 
 {_table(head, rows)}
-
 """
 
 
@@ -250,17 +249,16 @@ def _start(results: Results) -> str:
     rows = [
         (
             _name(name),
-            f"{latency.added(seconds, name, PLAIN):+.2f} s" if name != PLAIN else "",
+            f"{latency.added(starts.seconds, name, PLAIN):+.2f} s" if name != PLAIN else "",
             f"{latency.added(starts.mib, name, PLAIN):+.0f} MiB" if name != PLAIN else "",
         )
-        for name, seconds in starts.seconds.items()
+        for name in starts.seconds
     ]
     return f"""\
 From the start of the process until Envoy says that it is live, and the resident memory then, as
 differences to plain Envoy in the same round.
 
 {_table(("", "time", "memory"), rows)}
-
 """
 
 

@@ -162,7 +162,7 @@ class Results:
         print(f"  {'':22} {'us':>10}" + "".join(f"   {'/ ' + base:19}" for base in bases))
         for name, cpu_us in series.items():
             ratios = "".join(f"   {Ratio.of(cpu_us, series[base])!s:19}" for base in bases)
-            print(f"  {name:22} {statistics.median(cpu_us):10.2f}{ratios}", flush=True)
+            print(f"  {name:22} {statistics.median(cpu_us):10.2f}{ratios}")
 
     def _judge(
         self, workload: str, what: str, value: float, limit: float, unit: str, reached: bool

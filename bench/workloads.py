@@ -68,7 +68,7 @@ COMPARED = (
     ),
     Workload(
         name="sse_uuid",
-        what="the same, each with a UUID as id",
+        what="an event of 200 bytes, alone in its chunk, with a UUID as id",
         unit="event",
         work=RANDOM,
         units=20_000,
