@@ -11,7 +11,7 @@ TARGET := wasm32-wasip1
 MODULE := target/$(TARGET)/release/mcp_resume_guard.wasm
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-e2e test-releases lint demo interop run clean wasm-target
+.PHONY: help build test test-rust test-e2e test-releases lint demo interop bench bench-build run clean wasm-target
 
 help: ## Show the commands
 	@echo "make COMMAND, where COMMAND is:"
@@ -24,6 +24,7 @@ test: test-rust test-e2e ## Run all tests: the library's, then those on a real E
 
 test-rust: ## Run the library's tests
 	cargo test
+	cargo test -p mcp-resume-guard-bench
 
 test-e2e: build $(VENV)/ready ## Run the tests on a real Envoy (ARGS='-k name' for some of them)
 	$(PY) -m tests.harness envoy >/dev/null
@@ -37,12 +38,13 @@ test-releases: build $(VENV)/ready ## Run the tests on several releases of Envoy
 	done
 
 lint: wasm-target $(VENV)/ready ## Check format and lints, of Rust and Python, and the docs
-	cargo fmt --check
-	cargo clippy --all-targets -- -D warnings
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --lib --target $(TARGET) -- -D warnings
+	cargo clippy --lib --target $(TARGET) -p mcp-resume-guard-noop -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
-	$(VENV)/bin/ruff check --no-cache tests
-	$(VENV)/bin/ruff format --no-cache --check tests
+	$(VENV)/bin/ruff check --no-cache tests bench
+	$(VENV)/bin/ruff format --no-cache --check tests bench
 
 demo: build $(VENV)/ready ## See the guard judge a real MCP server's reconnects
 	$(PY) -m tests.harness envoy >/dev/null
@@ -51,6 +53,14 @@ demo: build $(VENV)/ready ## See the guard judge a real MCP server's reconnects
 interop: build $(VENV)/ready ## Try the guard with real clients and servers (ARGS='--only servers' for a part)
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m tests.interop $(ARGS)
+
+bench: bench-build $(VENV)/ready ## Measure what the guard costs (QUICK=1 for a try; ARGS='--only post_json', see ARGS=--help)
+	$(PY) -m tests.harness envoy >/dev/null
+	$(PY) -m bench $(if $(QUICK),--quick) $(ARGS)
+
+bench-build: build
+	cargo rustc --lib --release --target $(TARGET) --target-dir target -p mcp-resume-guard-noop
+	cargo build --profile bench-tools --target-dir target -p mcp-resume-guard-bench
 
 run: ## Run the gateway in front of your own server: make run UPSTREAM=host:port
 ifndef UPSTREAM
@@ -61,7 +71,7 @@ endif
 
 clean: ## Remove what was built and fetched
 	rm -rf target .tools
-	find tests -name __pycache__ -prune -exec rm -rf {} +
+	find tests bench -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf tests/.pytest_cache .pytest_cache
 
 wasm-target:

@@ -36,11 +36,18 @@ class Envoy:
     """
 
     def __init__(
-        self, config: render.Config, *, concurrency: int = 4, dynamic_listeners: bool = False
+        self,
+        config: render.Config,
+        *,
+        concurrency: int = 4,
+        dynamic_listeners: bool = False,
+        access_log: bool = True,
     ) -> None:
+        """`access_log`: whether it is kept."""
         self._config = config
         self._concurrency = concurrency
         self._dynamic = dynamic_listeners
+        self._keeps_access_log = access_log
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._admin = ""
@@ -67,7 +74,7 @@ class Envoy:
                     self._command(),
                     cwd=project.ROOT,
                     stdin=subprocess.DEVNULL,
-                    stdout=access,
+                    stdout=access if self._keeps_access_log else subprocess.DEVNULL,
                     stderr=log,
                 )
             self._wait_until_ready()
@@ -170,20 +177,15 @@ class Envoy:
         """The end of the log, for a person who looks for the cause."""
         return "\n".join(["--- Envoy's log ends with:", *self.log().splitlines()[-LOG_TAIL_LINES:]])
 
+    def pids(self) -> list[int]:
+        """Envoy's process (with func-e: both). Linux only."""
+        assert self._process is not None
+        own = self._process.pid
+        return [own, *(pid for pid, parent in _parents().items() if parent == own)]
+
     def rss_bytes(self) -> int:
         """Resident memory of Envoy (with func-e: of both). Linux only."""
-        assert self._process is not None
-        parents, sizes = {}, {}
-        for file in Path("/proc").glob("[0-9]*/status"):
-            try:
-                lines = dict(line.split(":", 1) for line in file.read_text().splitlines())
-            except OSError:
-                continue  # It has ended meanwhile.
-            pid = int(file.parent.name)
-            parents[pid] = int(lines["PPid"])
-            sizes[pid] = 1024 * int(lines.get("VmRSS", "0 kB").split()[0])
-        own = self._process.pid
-        return sum(size for pid, size in sizes.items() if own in (pid, parents[pid]))
+        return sum(_rss_bytes(pid) for pid in self.pids())
 
     # Changing
 
@@ -277,3 +279,24 @@ class Envoy:
             status["name"]: status["local_address"]["socket_address"]["port_value"]
             for status in listing.get("listener_statuses", [])
         }
+
+
+def _parents() -> dict[int, int]:
+    """All processes with the ones that started them."""
+    found = {}
+    for file in Path("/proc").glob("[0-9]*/status"):
+        status = _status(file)
+        if "PPid" in status:
+            found[int(file.parent.name)] = int(status["PPid"])
+    return found
+
+
+def _rss_bytes(pid: int) -> int:
+    return 1024 * int(_status(Path(f"/proc/{pid}/status")).get("VmRSS", "0 kB").split()[0])
+
+
+def _status(file: Path) -> dict[str, str]:
+    try:
+        return dict(line.split(":", 1) for line in file.read_text().splitlines())
+    except OSError:
+        return {}  # It has ended meanwhile.

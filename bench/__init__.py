@@ -1,0 +1,1 @@
+"""What the guard costs, against what else one would use: `make bench`."""
