@@ -191,7 +191,7 @@ def _sessions(results: Results) -> str:
     head = ("live sessions", "`post_json`", "`resume_ok`", "bytes a session", "slowest POST")
     return f"""\
 Each session has a stream with two events, their ids with an index, and all sessions take turns.
-`state.sessions` is {sessions.ROOM} times their number. CPU time is compared with that at
+`state.sessions` is {sessions.ROOM} times their number, and at least {sessions.LEAST_ROOM:,}. CPU time is compared with that at
 {sessions.SIZES[0]} sessions. Bytes are what Envoy's resident memory grew by while the sessions
 began, divided by their number. The slowest POST is the one that waited longest for its answer
 meanwhile, of {sessions.CONNECTIONS} at a time. Plain Envoy keeps nothing, and shows how much of both is
