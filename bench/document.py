@@ -38,7 +38,8 @@ All of it was measured on one machine, in one session:
 Envoy runs with [`envoy/envoy.yaml`](../envoy/envoy.yaml) as it is, with one worker
 (`--concurrency 1`); a contestant differs from it only in the filter that stands in the guard's
 place. The load generator and the upstream are processes of their own
-([`bench/src`](../bench/src)); of all CPU time they took {share}.
+([`bench/src`](../bench/src)), and neither is the bottleneck: the busier of the two took {share} of
+the CPU time that Envoy took.
 
 * **Contestants take turns.** Each has its own Envoy, and all are alive from the first round to the
   last. A round is {slices} slices; in each slice every contestant does the same work, one after the
@@ -107,7 +108,7 @@ def write(results: Results, minutes: float) -> None:
         chart=CHART.name,
         targets=_targets(results),
         machine=_table(("", ""), results.machine.items()),
-        share=f"{100 * min(results.shares.values()):.0f} to {100 * max(results.shares.values()):.0f} %",
+        share=_shares(results),
         slices=SLICES,
         rounds=results.rounds,
         contestants=_table(("", "in the chart", "what stands in the guard's place"), titles),
@@ -122,6 +123,11 @@ def write(results: Results, minutes: float) -> None:
     DOCUMENT.write_text(text)
     for file in (DOCUMENT, CHART):
         print(f"Wrote {file.relative_to(project.ROOT)}")
+
+
+def _shares(results: Results) -> str:
+    shares = [100 * share for share in results.shares.values()]
+    return f"{min(shares):.0f} to {max(shares):.0f} %"
 
 
 def _compared(results: Results) -> list[tuple[Workload, Series]]:
@@ -185,7 +191,7 @@ def _sessions(results: Results) -> str:
     head = ("live sessions", "`post_json`", "`resume_ok`", "bytes a session", "slowest POST")
     return f"""\
 Each session has a stream with two events, their ids with an index, and all sessions take turns.
-`state.sessions` is {sessions.ROOM} times their number. CPU time is compared with that at
+`state.sessions` is {sessions.ROOM} times their number, and at least {sessions.LEAST_ROOM:,}. CPU time is compared with that at
 {sessions.SIZES[0]} sessions. Bytes are what Envoy's resident memory grew by while the sessions
 began, divided by their number. The slowest POST is the one that waited longest for its answer
 meanwhile, of {sessions.CONNECTIONS} at a time. Plain Envoy keeps nothing, and shows how much of both is

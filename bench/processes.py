@@ -97,7 +97,7 @@ class Tools:
         self._upstream = _Process("upstream")
         ports = self._upstream.read()
         self.port = ports["port"]
-        self._load = _Process("load", str(ports["signals"]))
+        self._load = _Process("load", ports["signals"])
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -105,9 +105,9 @@ class Tools:
             if process is not None:
                 process.stop()
 
-    def cpu_seconds(self) -> float:
-        """The CPU time of both so far."""
-        return sum(process.cpu_seconds() for process in (self._load, self._upstream) if process)
+    def cpu_seconds(self) -> list[float]:
+        """The CPU time of each so far."""
+        return [process.cpu_seconds() for process in (self._load, self._upstream) if process]
 
     def prepare(self, name: str, port: int, **how: Any) -> Done:
         """Opens a contestant's connections and begins its sessions."""

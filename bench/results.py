@@ -51,7 +51,7 @@ class Results:
     series: dict[str, Series] = field(default_factory=dict)
     """CPU microseconds of a unit in each round, by workload and contestant."""
     shares: dict[str, float] = field(default_factory=dict)
-    """What the load generator and the upstream took of all CPU time, by workload."""
+    """The CPU time of the load generator or the upstream, whichever took more, as a part of Envoy's."""
     verdicts: list[Verdict] = field(default_factory=list)
     growth: Growth | None = None
     contention: Contention | None = None
@@ -62,7 +62,7 @@ class Results:
         """A workload of `workloads.COMPARED`."""
         self.shares[workload.name] = share
         self._add(workload.name, f"{workload.what}; us / {workload.unit}", series)
-        print(f"  {100 * share:.0f} % of all CPU time was the load generator's and the upstream's")
+        print(f"  load generator and upstream: {100 * share:.0f} % of Envoy's CPU time at the most")
         for target in workload.targets:
             if OURS in series and target.base in series:
                 value = Ratio.of(series[OURS], series[target.base]).median
@@ -137,7 +137,7 @@ class Results:
             "machine": self.machine,
             "rounds": self.rounds,
             "workloads": {name: _report(series) for name, series in self.series.items()},
-            "cpu_share_of_load_and_upstream": self.shares,
+            "busier_of_load_and_upstream_to_envoy": self.shares,
             "targets": [asdict(verdict) for verdict in self.verdicts],
         }
         if self.growth:

@@ -122,8 +122,8 @@ def interleave(
 def compare(
     workload: Workload, contestants: Sequence[Contestant], tools: Tools, rounds: int, scale: float
 ) -> tuple[Series, float]:
-    """The rounds of a workload, of which `scale` is done; and the CPU time of the load generator and
-    the upstream, as a part of all that was spent."""
+    """The rounds of a workload, of which `scale` is done; and the CPU time of the load generator or
+    the upstream, whichever took more, as a part of Envoy's."""
     with all_running(tools) as start:
         runners = []
         for one in contestants:
@@ -131,13 +131,13 @@ def compare(
                 runner = start(one.name, one.is_guard, one.config(tools.port))
                 runner.prepare(tools, workload.connections, workload.sessions, workload.resumable)
                 runners.append(runner)
-        before = [tools.cpu_seconds(), sum(runner.cpu_seconds() for runner in runners)]
+        before = tools.cpu_seconds(), sum(runner.cpu_seconds() for runner in runners)
         series = interleave(tools, runners, workload.work, int(workload.units * scale), rounds)
-        after = [tools.cpu_seconds(), sum(runner.cpu_seconds() for runner in runners)]
+        after = tools.cpu_seconds(), sum(runner.cpu_seconds() for runner in runners)
         for runner in runners:
             check(runner, workload.verdict)
-        by_tools, by_envoy = (late - early for early, late in zip(before, after))
-        return series, by_tools / (by_tools + by_envoy)
+        busier = max(late - early for early, late in zip(before[0], after[0]))
+        return series, busier / (after[1] - before[1])
 
 
 def check(runner: Runner, verdict: str | None) -> None:

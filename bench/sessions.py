@@ -17,6 +17,9 @@ QUICK_SIZES = (100, 1_000)
 ROOM = 2
 """Places in the table for each session, as docs/configuration.md advises."""
 
+LEAST_ROOM = 1_024
+"""With few sessions, chance alone would evict too many."""
+
 EVICTED = 0.05
 """With that room some sessions still lose their place: at the most this part."""
 
@@ -56,7 +59,8 @@ def measure(
         runners = []
         for one in contestants:
             for size in sizes if one.is_guard else sizes[-1:] if one.name == "plain" else ():
-                config = one.config(tools.port, {"state": {"sessions": ROOM * size}})
+                room = max(ROOM * size, LEAST_ROOM)
+                config = one.config(tools.port, {"state": {"sessions": room}})
                 name = f"{one.name}@{size}" if one.is_guard else one.name
                 runner = start(name, one.is_guard, config)
                 growth.fills[runner.name] = _fill(tools, runner, size)

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! mcp-resume-guard-bench upstream              serves until standard input ends
-//! mcp-resume-guard-bench load SIGNALS_PORT     does what standard input asks for
+//! mcp-resume-guard-bench load SIGNALS          does what standard input asks for
 //! ```
 //!
 //! Both are processes of their own, each with one thread: the CPU time of the
@@ -25,10 +25,10 @@ fn main() -> Result<()> {
     match arguments.next().as_deref() {
         Some("upstream") => runtime.block_on(tasks.run_until(upstream::serve()))?,
         Some("load") => {
-            let port = arguments.next().context("which port takes the signals?")?.parse()?;
-            runtime.block_on(tasks.run_until(load::serve(port)))?;
+            let signals = arguments.next().context("where do the signals go?")?;
+            runtime.block_on(tasks.run_until(load::serve(signals)))?;
         }
-        _ => bail!("mcp-resume-guard-bench upstream | load SIGNALS_PORT"),
+        _ => bail!("mcp-resume-guard-bench upstream | load SIGNALS"),
     }
     // Reading standard input may block a thread that nobody waits for.
     runtime.shutdown_background();

@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use uuid::Uuid;
 
 use crate::http::{Connection, LAST_CHUNK, Request, SESSION};
@@ -26,7 +26,7 @@ const STREAM_HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\
 struct State {
     streams: RefCell<HashSet<Uuid>>,
     /// Where the signals for the events of a stream come from.
-    tickets: RefCell<HashMap<u64, TcpStream>>,
+    tickets: RefCell<HashMap<u64, UnixStream>>,
     /// Taken out while it is sent.
     bulk: RefCell<Option<Bulk>>,
 }
@@ -34,12 +34,14 @@ struct State {
 /// Serves until standard input ends; prints its two addresses as JSON.
 pub async fn serve() -> Result<()> {
     let gateway_side = TcpListener::bind("127.0.0.1:0").await?;
-    let signals = TcpListener::bind("127.0.0.1:0").await?;
+    // An abstract name: no file is left behind.
+    let signals_name = format!("mcp-resume-guard-bench-{}", std::process::id());
+    let signals = UnixListener::bind(format!("\0{signals_name}"))?;
     println!(
         "{}",
         serde_json::json!({
             "port": gateway_side.local_addr()?.port(),
-            "signals": signals.local_addr()?.port(),
+            "signals": signals_name,
         })
     );
     let state = Rc::new(State {
@@ -74,8 +76,7 @@ pub async fn serve() -> Result<()> {
     }
 }
 
-async fn take_ticket(state: &State, mut stream: TcpStream) -> Result<()> {
-    stream.set_nodelay(true)?;
+async fn take_ticket(state: &State, mut stream: UnixStream) -> Result<()> {
     let ticket = stream.read_u64().await?;
     stream.write_u8(0).await?;
     state.tickets.borrow_mut().insert(ticket, stream);

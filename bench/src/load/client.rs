@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::UnixStream;
 use uuid::Uuid;
 
 use super::{Done, Work};
@@ -22,7 +22,7 @@ const POST_BYTES: usize = 200;
 pub struct Client {
     connection: Connection,
     /// Past Envoy: a byte makes the upstream send the next event.
-    signals: TcpStream,
+    signals: UnixStream,
     ticket: u64,
     sessions: Vec<Session>,
     /// Whose turn it is.
@@ -50,9 +50,9 @@ struct Running {
 }
 
 impl Client {
-    pub async fn open(gateway: SocketAddr, signals: SocketAddr, ticket: u64) -> Result<Self> {
-        let mut signals = TcpStream::connect(signals).await.context("no port for signals")?;
-        signals.set_nodelay(true)?;
+    pub async fn open(gateway: SocketAddr, signals: &str, ticket: u64) -> Result<Self> {
+        let signals = UnixStream::connect(format!("\0{signals}")).await;
+        let mut signals = signals.context("nobody takes the signals")?;
         signals.write_u64(ticket).await?;
         signals.read_u8().await?;
         Ok(Client {

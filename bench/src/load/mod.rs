@@ -7,7 +7,7 @@
 mod client;
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -91,11 +91,12 @@ impl Done {
 struct Load {
     contestants: HashMap<String, Vec<Client>>,
     tickets: u64,
-    signals: u16,
+    /// The abstract name of the socket that takes the signals.
+    signals: String,
 }
 
 /// Does what standard input says, until it ends.
-pub async fn serve(signals: u16) -> Result<()> {
+pub async fn serve(signals: String) -> Result<()> {
     let mut load = Load { signals, ..Load::default() };
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = lines.next_line().await? {
@@ -121,8 +122,7 @@ impl Load {
                 let mut clients = Vec::new();
                 for _ in 0..connections {
                     self.tickets += 1;
-                    let signals = SocketAddr::from((Ipv4Addr::LOCALHOST, self.signals));
-                    clients.push(Client::open(gateway, signals, self.tickets).await?);
+                    clients.push(Client::open(gateway, &self.signals, self.tickets).await?);
                 }
                 if sessions < connections {
                     let (first, others) = clients.split_first_mut().context("no connection")?;
