@@ -83,23 +83,52 @@ fn random<const N: usize>() -> [u8; N] {
 thread_local! {
     /// Metrics belong to the VM: the host keeps one counter behind all.
     static METRICS: RefCell<HashMap<String, u32>> = RefCell::default();
+    /// Those of a tally, in its order.
+    static TALLIED: RefCell<Vec<Option<u32>>> = RefCell::default();
 }
 
-fn count(name: &str, amount: u64) {
-    METRICS.with_borrow_mut(|metrics| {
-        let id = match metrics.get(name) {
-            Some(id) => *id,
-            None => match hostcalls::define_metric(MetricType::Counter, name) {
-                Ok(id) => *metrics.entry(name.to_owned()).or_insert(id),
-                Err(status) => return error!("metric {name}: {status:?}"),
-            },
-        };
-        // The host refuses an increment by nothing.
-        if let Ok(amount) = i64::try_from(amount)
-            && amount > 0
-            && let Err(status) = hostcalls::increment_metric(id, amount)
-        {
-            error!("metric {name}: {status:?}");
+fn metric(name: &str) -> Option<u32> {
+    METRICS.with_borrow_mut(|metrics| match metrics.get(name) {
+        Some(id) => Some(*id),
+        None => match hostcalls::define_metric(MetricType::Counter, name) {
+            Ok(id) => Some(*metrics.entry(name.to_owned()).or_insert(id)),
+            Err(status) => {
+                error!("metric {name}: {status:?}");
+                None
+            }
+        },
+    })
+}
+
+fn increment(metric: u32, amount: u64) {
+    if let Ok(amount) = i64::try_from(amount)
+        && let Err(status) = hostcalls::increment_metric(metric, amount)
+    {
+        error!("metric {metric}: {status:?}");
+    }
+}
+
+fn count(name: &str) {
+    metric(name).into_iter().for_each(|metric| increment(metric, 1));
+}
+
+/// Defines the metrics of a tally, so that each is there before it counts.
+fn define_tallied() {
+    TALLIED.set(Tally::default().counts().map(|(name, _)| metric(name)).to_vec());
+}
+
+fn count_all(tally: &Tally) {
+    if *tally == Tally::default() {
+        return;
+    }
+    TALLIED.with_borrow(|metrics| {
+        for (metric, (_, amount)) in metrics.iter().zip(tally.counts()) {
+            // The host refuses an increment by nothing.
+            if let Some(metric) = metric
+                && amount > 0
+            {
+                increment(*metric, amount);
+            }
         }
     });
 }
@@ -126,11 +155,7 @@ impl Worker {
         let now_ms = now_us / 1_000;
         let mut access = Access { store: &SharedData, now_ms, now_us, tally: &mut tally };
         let result = work(&self.guard, &mut access);
-        for (name, amount) in tally.counts() {
-            if amount > 0 {
-                count(name, amount);
-            }
-        }
+        count_all(&tally);
         result
     }
 
@@ -210,9 +235,7 @@ impl RootContext for Root {
                 );
             }
         }
-        for (name, _) in Tally::default().counts() {
-            count(name, 0);
-        }
+        define_tallied();
         self.worker = Some(Rc::new(Worker {
             guard: Guard { config, ledger, body_budget: Budget::new(BODY_BUDGET) },
             log_limit: RefCell::default(),
@@ -279,7 +302,7 @@ impl Stream {
             self.show(ruling);
         }
         if let Some(ruling) = counted {
-            count(&resumptions_metric(ruling), 1);
+            count(&resumptions_metric(ruling));
         }
         let Some(line) = line else { return };
         let permit = self.worker.log_limit.borrow_mut().ask(now_us() / 1_000);
@@ -447,7 +470,7 @@ impl HttpContext for Stream {
         let found = step.found.as_ref();
         self.tell(found.and(ruling.as_ref()), step.count.as_ref(), found);
         if let Some(outcome) = &step.outcome {
-            count(&replays_metric(outcome), 1);
+            count(&replays_metric(outcome));
         }
     }
 }

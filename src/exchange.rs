@@ -419,14 +419,20 @@ impl Exchange {
     ) {
         let value = |name: &str| fields.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_slice());
         let success = value(":status").is_some_and(|status| status.starts_with(b"2"));
-        if !success || self.method == Method::Other || !origin.is_upstream() {
+        if !success || self.method == Method::Other {
             return;
         }
         let secret = guard.ledger.secret();
         let issued = request::session(secret, fields);
+        let names_session = issued != Single::Absent && issued != self.session;
         let content_type = value("content-type").unwrap_or_default();
         let is_stream = self.method != Method::Delete && is_event_stream(content_type);
-        if is_stream || (issued != Single::Absent && issued != self.session) {
+        // Most answers to a POST say nothing of a session or a stream.
+        let is_of_interest = is_stream || names_session || self.method != Method::Post;
+        if !is_of_interest || !origin.is_upstream() {
+            return;
+        }
+        if is_stream || names_session {
             self.instance = Instance::of_answer(&guard.config, secret, fields, || origin.address());
         }
         if is_stream && self.is_fenced_off(guard, at, step) {

@@ -433,7 +433,8 @@ impl Record {
 
     /// Its bytes in shared data.
     pub fn encode(&self) -> Vec<u8> {
-        let mut writer = Writer::with_capacity(128);
+        let ids = u16::try_from(self.window.len()).unwrap_or(u16::MAX);
+        let mut writer = Writer::with_capacity(Self::max_bytes(ids));
         writer.u8(VERSION);
         writer.u64(self.nonce);
         writer.u64(self.last_event_ms);
