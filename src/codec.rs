@@ -2,50 +2,70 @@
 //! that the most bytes of a value follow from its bounds.
 
 /// Writes a value.
+///
+/// Into room that is there already, with stores of a fixed width: appending to
+/// a `Vec` is a call for each of them in a module that is built for size, and
+/// in V8 the copy of eight bytes one more.
 #[derive(Default)]
-pub struct Writer(Vec<u8>);
+pub struct Writer {
+    bytes: Vec<u8>,
+    len: usize,
+}
 
 impl Writer {
-    /// A writer with room for so many bytes.
-    pub fn with_capacity(bytes: usize) -> Self {
-        Writer(Vec::with_capacity(bytes))
+    /// A writer with room for so many bytes; it makes more where that is too
+    /// little.
+    pub fn with_room(bytes: usize) -> Self {
+        Writer { bytes: vec![0; bytes], len: 0 }
+    }
+
+    fn array<const N: usize>(&mut self, value: [u8; N]) {
+        let end = self.len.saturating_add(N);
+        if end > self.bytes.len() {
+            self.bytes.resize(end.saturating_mul(2), 0);
+        }
+        if let Some(place) = self.bytes.get_mut(self.len..).and_then(<[u8]>::first_chunk_mut) {
+            *place = value;
+        }
+        self.len = end;
     }
 
     /// A byte.
     pub fn u8(&mut self, value: u8) {
-        self.0.push(value);
+        self.array([value]);
     }
 
     /// Four bytes.
     pub fn u32(&mut self, value: u32) {
-        self.0.extend_from_slice(&value.to_le_bytes());
+        self.array(value.to_le_bytes());
     }
 
     /// Eight bytes.
     pub fn u64(&mut self, value: u64) {
-        self.0.extend_from_slice(&value.to_le_bytes());
+        self.array(value.to_le_bytes());
     }
 
     /// Sixteen bytes.
     pub fn u128(&mut self, value: u128) {
-        self.0.extend_from_slice(&value.to_le_bytes());
+        self.array(value.to_le_bytes());
     }
 
     /// So many bytes, as they are.
     pub fn bytes(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
+        self.bytes.truncate(self.len);
+        self.bytes.extend_from_slice(bytes);
+        self.len = self.bytes.len();
     }
 
     /// A part with its length before it, in four bytes.
     pub fn block(&mut self, write: impl FnOnce(&mut Self)) {
-        let at = self.0.len();
+        let before = self.len;
         self.u32(0);
-        let start = self.0.len();
+        let start = self.len;
         write(self);
-        let len = u32::try_from(self.0.len().saturating_sub(start)).unwrap_or(u32::MAX);
-        if let Some(place) = self.0.get_mut(at..start) {
-            place.copy_from_slice(&len.to_le_bytes());
-        }
+        let end = std::mem::replace(&mut self.len, before);
+        self.u32(u32::try_from(end.saturating_sub(start)).unwrap_or(u32::MAX));
+        self.len = end;
     }
 
     /// A list: its length in a byte, then its items; what is over 255 is left
@@ -59,8 +79,9 @@ impl Writer {
     }
 
     /// What was written.
-    pub fn finish(self) -> Vec<u8> {
-        self.0
+    pub fn finish(mut self) -> Vec<u8> {
+        self.bytes.truncate(self.len);
+        self.bytes
     }
 }
 

@@ -197,10 +197,10 @@ fn set_off_index(text: &[u8], prefix: &[u8], suffix: &[u8]) -> [bool; READINGS] 
     let is_set_off = |byte: Option<&u8>| byte.is_some_and(|byte| !byte.is_ascii_alphanumeric());
     let index_behind = prefix.len() < text.len()
         && is_set_off(prefix.last())
-        && !text.last_chunk::<UUID_LEN>().is_some_and(|end| is_uuid(end));
+        && !text.last_chunk::<UUID_LEN>().is_some_and(is_uuid);
     let index_before = suffix.len() < text.len()
         && is_set_off(suffix.first())
-        && !text.first_chunk::<UUID_LEN>().is_some_and(|start| is_uuid(start));
+        && !text.first_chunk::<UUID_LEN>().is_some_and(is_uuid);
     [index_behind, index_before]
 }
 
@@ -218,7 +218,7 @@ fn randomness(text: &[u8]) -> Randomness {
     while let Some(first) = rest.first() {
         // A UUID's groups are too short by themselves to tell random from a
         // word.
-        let len = if rest.first_chunk::<UUID_LEN>().is_some_and(|start| is_uuid(start)) {
+        let len = if rest.first_chunk::<UUID_LEN>().is_some_and(is_uuid) {
             UUID_LEN
         } else {
             rest.iter().take_while(|byte| byte.is_ascii_alphanumeric()).count()
@@ -287,57 +287,83 @@ fn run_randomness(text: &[u8]) -> Randomness {
 }
 
 const UUID_LEN: usize = 36;
-const UUID_HYPHENS: [usize; 4] = [8, 13, 18, 23];
+/// A bit for each place of a hyphen in a UUID.
+const UUID_HYPHENS: u64 = 1 << 8 | 1 << 13 | 1 << 18 | 1 << 23;
 
-fn is_uuid(text: &[u8]) -> bool {
-    text.len() == UUID_LEN
-        && text.iter().enumerate().all(|(place, byte)| {
-            if UUID_HYPHENS.contains(&place) { *byte == b'-' } else { byte.is_ascii_hexdigit() }
-        })
+fn is_uuid(text: &[u8; UUID_LEN]) -> bool {
+    let mut hyphens = UUID_HYPHENS;
+    text.iter().all(|byte| {
+        let is_hyphen = hyphens & 1 != 0;
+        hyphens >>= 1;
+        if is_hyphen { *byte == b'-' } else { class(*byte) & HEX != 0 }
+    })
+}
+
+const DIGIT: u8 = 1;
+const UPPER: u8 = 2;
+const LOWER: u8 = 4;
+const HEX: u8 = 8;
+const VOWEL: u8 = 16;
+
+/// What each byte is, of these.
+const CLASSES: [u8; 256] = {
+    let mut classes = [0; 256];
+    let mut rest: &mut [u8] = &mut classes;
+    let mut byte = 0u8;
+    while let Some((class, next)) = rest.split_first_mut() {
+        *class |= if byte.is_ascii_digit() { DIGIT } else { 0 };
+        *class |= if byte.is_ascii_uppercase() { UPPER } else { 0 };
+        *class |= if byte.is_ascii_lowercase() { LOWER } else { 0 };
+        *class |= if byte.is_ascii_hexdigit() { HEX } else { 0 };
+        *class |= match byte.to_ascii_lowercase() {
+            b'a' | b'e' | b'i' | b'o' | b'u' => VOWEL,
+            _ => 0,
+        };
+        rest = next;
+        byte = byte.wrapping_add(1);
+    }
+    classes
+};
+
+fn class(byte: u8) -> u8 {
+    CLASSES.get(usize::from(byte)).copied().unwrap_or(0)
 }
 
 /// A run of ASCII letters and digits.
 #[derive(Default)]
 struct Run {
-    digits: u16,
-    upper: u16,
-    lower: u16,
-    beyond_hex: bool,
+    digits: u32,
+    upper: u32,
+    lower: u32,
+    /// Those of hexadecimal digits.
+    hex: u32,
     /// How often a letter follows a digit, or a digit a letter.
-    changes: u16,
-    vowels: u16,
+    changes: u32,
+    vowels: u32,
     /// How often a character is the one before.
-    repeats: u16,
+    repeats: u32,
     last: Option<u8>,
 }
 
 impl Run {
     fn add(&mut self, byte: u8) {
-        let digit = byte.is_ascii_digit();
-        let count = if digit {
-            &mut self.digits
-        } else if byte.is_ascii_uppercase() {
-            &mut self.upper
-        } else {
-            &mut self.lower
-        };
-        *count = count.saturating_add(1);
-        self.beyond_hex |= !byte.is_ascii_hexdigit();
-        if b"AEIOUaeiou".contains(&byte) {
-            self.vowels = self.vowels.saturating_add(1);
-        }
-        if self.last.is_some_and(|last| last.is_ascii_digit() != digit) {
-            self.changes = self.changes.saturating_add(1);
-        }
-        if self.last == Some(byte) {
-            self.repeats = self.repeats.saturating_add(1);
+        let class = class(byte);
+        let count = |sum: &mut u32, is_so: bool| *sum = sum.wrapping_add(is_so.into());
+        count(&mut self.digits, class & DIGIT != 0);
+        count(&mut self.upper, class & UPPER != 0);
+        count(&mut self.lower, class & LOWER != 0);
+        count(&mut self.hex, class & HEX != 0);
+        count(&mut self.vowels, class & VOWEL != 0);
+        if let Some(last) = self.last {
+            count(&mut self.changes, (self::class(last) ^ class) & DIGIT != 0);
+            count(&mut self.repeats, last == byte);
         }
         self.last = Some(byte);
     }
 
     fn randomness(&self) -> Randomness {
         let letters = self.upper.saturating_add(self.lower);
-        let len = f32::from(letters.saturating_add(self.digits).saturating_sub(self.repeats));
+        let len = letters.saturating_add(self.digits).saturating_sub(self.repeats) as f32;
         let timestamp = Randomness { bits: TIMESTAMP_BITS, counted: false };
         if letters == 0 {
             return match self.digits {
@@ -363,8 +389,9 @@ impl Run {
                 Randomness { bits: 0.0, counted: true }
             };
         }
+        let beyond_hex = self.hex < letters.saturating_add(self.digits);
         let two_cases = self.upper > 0 && self.lower > 0;
-        let bits_a_character = match (self.beyond_hex, two_cases) {
+        let bits_a_character = match (beyond_hex, two_cases) {
             (false, _) => 4.0,
             (true, false) => 5.17,
             (true, true) => MAX_CHARACTER_BITS,

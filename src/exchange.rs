@@ -117,8 +117,11 @@ enum Body {
     /// Not read, or too large.
     Unread,
     Coming(Vec<u8>, Held),
-    /// All of it has come, and these are its requests.
-    Whole(Calls, SentIds),
+    /// All of it has come. It is read when its answer is a stream: most aren't.
+    Whole {
+        body: Vec<u8>,
+        _held: Held,
+    },
 }
 
 /// An exchange.
@@ -140,11 +143,11 @@ pub struct Exchange {
     /// Where it carries on, if that is known.
     resumed: Option<CarriedOn>,
     body: Body,
-    recorder: Option<Recorder>,
+    recorder: Option<Box<Recorder>>,
     /// Who answers.
     instance: Option<Instance>,
     /// The answer, if this is a resumption.
-    answer: Option<Answer>,
+    answer: Option<Box<Answer>>,
 }
 
 impl Exchange {
@@ -353,22 +356,21 @@ impl Exchange {
         if !end {
             return true;
         }
-        let (calls, sent) = Calls::of_request(guard.ledger.secret(), body);
-        match &mut self.recorder {
-            Some(recorder) => {
-                recorder.set_calls(&guard.ledger, at, (calls, sent));
-                self.body = Body::Unread;
-            }
-            None => self.body = Body::Whole(calls, sent),
+        if let Body::Coming(body, held) = std::mem::replace(&mut self.body, Body::Unread) {
+            self.body = Body::Whole { body, _held: held };
+        }
+        if let Some(mut recorder) = self.recorder.take() {
+            recorder.set_calls(&guard.ledger, at, self.take_calls(guard));
+            self.recorder = Some(recorder);
         }
         false
     }
 
     /// The requests that the answer to this POST has to answer, as far as they
     /// are known by now.
-    fn take_calls(&mut self) -> (Calls, SentIds) {
+    fn take_calls(&mut self, guard: &Guard) -> (Calls, SentIds) {
         match std::mem::replace(&mut self.body, Body::Unread) {
-            Body::Whole(calls, sent) => (calls, sent),
+            Body::Whole { body, .. } => Calls::of_request(guard.ledger.secret(), &body),
             coming => {
                 self.body = coming;
                 Default::default()
@@ -399,6 +401,10 @@ impl Exchange {
         }
         if !self.inert {
             self.read_response(guard, at, fields, end, origin, &mut step);
+        }
+        if self.recorder.is_none() {
+            // Nobody will ask for the calls.
+            self.body = Body::Unread;
         }
         step.count = self.take_uncounted();
         step
@@ -464,7 +470,7 @@ impl Exchange {
             if value("content-length").is_some() {
                 step.remove.push("content-length".to_owned());
             }
-            self.answer = Some(Answer::unread(resumed.clone(), end));
+            self.answer = Some(Box::new(Answer::unread(resumed.clone(), end)));
         }
         // Where sessions are named that differ, whose events these are can't
         // be told: anybody's.
@@ -493,7 +499,7 @@ impl Exchange {
             guard.ledger.make_incomplete(at, session);
             return;
         }
-        let calls = self.take_calls();
+        let calls = self.take_calls(guard);
         let mut recorder = Recorder::new(
             session,
             self.carries,
@@ -508,7 +514,7 @@ impl Exchange {
         );
         step.body = true;
         let Some(resumed) = resumed else {
-            self.recorder = Some(recorder);
+            self.recorder = Some(Box::new(recorder));
             return;
         };
         let carried = self.resumed.take();
@@ -519,7 +525,7 @@ impl Exchange {
         if replay.is_ordered() {
             recorder.leave_order();
         }
-        self.answer = Some(Answer::new(guard, resumed, end, recorder, replay));
+        self.answer = Some(Box::new(Answer::new(guard, resumed, end, recorder, replay)));
     }
 
     /// Whether the answer to a resumption comes from an instance that can't
@@ -628,20 +634,21 @@ impl Exchange {
 
     /// The body could not be read: it may have had any id.
     pub fn response_body_unread<S: Store>(&mut self, guard: &Guard, at: &mut Access<'_, S>) {
-        let of_answer = self.answer.as_ref().and_then(Answer::session);
-        if let Some(session) = self.recorder.as_ref().map(Recorder::session).or(of_answer) {
+        let of_answer = self.answer.as_ref().and_then(|answer| answer.session());
+        let of_recorder = self.recorder.as_ref().map(|recorder| recorder.session());
+        if let Some(session) = of_recorder.or(of_answer) {
             guard.ledger.make_incomplete(at, session);
         }
     }
 
     /// Whether a part of the response's body may have to be replaced.
     pub fn is_gated(&self) -> bool {
-        self.answer.as_ref().is_some_and(Answer::is_gated)
+        self.answer.as_ref().is_some_and(|answer| answer.is_gated())
     }
 
     /// The ruling on a resumption as it stands now, for the filter state.
     pub fn ruling(&self) -> Option<Ruling> {
-        self.answer.as_ref().map(Answer::ruling).or(self.ruling)
+        self.answer.as_ref().map(|answer| answer.ruling()).or(self.ruling)
     }
 
     /// The response has ended cleanly, with its body or, `with_trailers`, where

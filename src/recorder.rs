@@ -167,6 +167,8 @@ pub struct Recorder {
 struct OwnLane {
     number: u8,
     way: u8,
+    /// Where its record is.
+    key: String,
     /// Since when the session was known when the lane was opened.
     known_since_ms: u64,
     /// When the directory was last looked at.
@@ -724,6 +726,7 @@ impl Recorder {
         self.lane = Some(OwnLane {
             number: opened.lane,
             way: opened.way,
+            key: opened.key,
             known_since_ms: opened.known_since_ms,
             checked_ms: at.now_ms,
         });
@@ -757,18 +760,18 @@ impl Recorder {
         let belongs = (self.answered || self.repeats || self.unordered || self.passed_over)
             && self.carries != Carries::NewStream;
         if self.changed && (self.lane.is_some() || belongs) && self.hold_lane(ledger, at) {
-            self.write(ledger, at);
+            self.write(at);
         }
     }
 
-    fn write<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) {
+    fn write<S: Store>(&mut self, at: &mut Access<'_, S>) {
         let (Some(own), Some(lane)) = (&mut self.own, &self.lane) else { return };
         own.calls.clone_from(&self.calls);
         own.unordered |= self.unordered;
         own.repeats |= self.repeats;
         let unordered = own.unordered;
         own.unordered |= self.passed_over;
-        ledger.write_record(at, self.session, lane.way, lane.number, own);
+        Ledger::write_record(at, &lane.key, own);
         own.unordered = unordered;
         self.changed = false;
     }

@@ -95,6 +95,8 @@ impl Opening {
 pub(crate) struct Opened {
     pub lane: u8,
     pub way: u8,
+    /// Where its record is.
+    pub key: String,
     pub known_since_ms: u64,
     /// Lanes of other streams with the same hint.
     pub alike: Vec<Lane>,
@@ -276,6 +278,7 @@ impl Ledger {
         Ok(opened.flatten().map(|(lane, way, known_since_ms, alike)| Opened {
             lane,
             way,
+            key: lane_key(self.shape.set_of(opening.session.short()), way, lane),
             known_since_ms,
             alike,
             taken_over: taken_over.map(|(_, record)| record),
@@ -347,17 +350,9 @@ impl Ledger {
     }
 
     /// Writes a record where only its writer writes.
-    pub(crate) fn write_record<S: Store>(
-        &self,
-        at: &Access<'_, S>,
-        session: SessionFingerprint,
-        way: u8,
-        lane: u8,
-        record: &Record,
-    ) {
-        let key = lane_key(self.shape.set_of(session.short()), way, lane);
+    pub(crate) fn write_record<S: Store>(at: &Access<'_, S>, key: &str, record: &Record) {
         // Without a CAS there is nothing to conflict with.
-        let _ = at.store.set(&key, &record.encode(), None);
+        let _ = at.store.set(key, &record.encode(), None);
     }
 
     /// The record of a lane, if it is there and counts.
@@ -775,20 +770,37 @@ impl Ledger {
 
     fn bucket_key(&self, key: u64) -> String {
         let bucket = key.checked_rem(index_buckets(&self.shape)).unwrap_or(0);
-        format!("mcprg.i.{bucket:x}")
+        key_of('i', &[bucket])
     }
 }
 
 fn set_key(set: u32) -> String {
-    format!("mcprg.s.{set:x}")
+    key_of('s', &[set.into()])
 }
 
 fn lane_key(set: u32, way: u8, lane: u8) -> String {
-    format!("mcprg.l.{set:x}.{way:x}.{lane:x}")
+    key_of('l', &[set.into(), way.into(), lane.into()])
 }
 
 fn doubt_key(set: u32) -> String {
-    format!("mcprg.d.{set:x}")
+    key_of('d', &[set.into()])
+}
+
+/// `mcprg.<kind>.<number>…`, the numbers in hexadecimal. Each event needs one,
+/// and `format!` takes as long as all else that is done about it.
+fn key_of(kind: char, numbers: &[u64]) -> String {
+    let mut key = String::with_capacity(48);
+    key.push_str("mcprg.");
+    key.push(kind);
+    for number in numbers {
+        key.push('.');
+        let digits = (u64::BITS.saturating_sub(number.leading_zeros())).div_ceil(4).max(1);
+        for digit in (0..digits).rev() {
+            let digit = (number >> digit.saturating_mul(4)) & 15;
+            key.push(char::from_digit(digit as u32, 16).unwrap_or('0'));
+        }
+    }
+    key
 }
 
 /// Buckets of the index: one for each session, and some for a small table.

@@ -191,8 +191,20 @@ impl Record {
         self
     }
 
+    /// Whether an id was issued here and is still known.
+    pub fn has(&self, id: &EventId) -> bool {
+        self.window.iter().any(|element| match element.ids {
+            Ids::Single(whole) => whole == id.whole,
+            Ids::Range { .. } => element.find(id).is_some(),
+        })
+    }
+
     /// Where an id stands, if it was issued here and is still known.
     pub fn find(&self, id: &EventId) -> Option<Found> {
+        // Most ids that are looked for are new.
+        if !self.has(id) {
+            return None;
+        }
         let (mut behind, mut owed) = (0u64, 0u64);
         for element in self.window.iter().rev() {
             let found = element.find(id);
@@ -434,7 +446,7 @@ impl Record {
     /// Its bytes in shared data.
     pub fn encode(&self) -> Vec<u8> {
         let ids = u16::try_from(self.window.len()).unwrap_or(u16::MAX);
-        let mut writer = Writer::with_capacity(Self::max_bytes(ids));
+        let mut writer = Writer::with_room(Self::max_bytes(ids));
         writer.u8(VERSION);
         writer.u64(self.nonce);
         writer.u64(self.last_event_ms);

@@ -735,7 +735,7 @@ impl<'a> Set<'a> {
 
     /// Its bytes in shared data.
     pub fn encode(&self) -> Vec<u8> {
-        let mut writer = Writer::with_capacity(2048);
+        let mut writer = Writer::with_room(2048);
         writer.u8(VERSION);
         let evictions = self.evictions.len().checked_div(EVICTION_BYTES).unwrap_or(0);
         writer.u8(u8::try_from(evictions).unwrap_or(0));
