@@ -11,7 +11,7 @@ from tests.harness.render import Changes, Config
 
 NOOP_MODULE = project.ROOT / "target/wasm32-wasip1/release/mcp_resume_guard_noop.wasm"
 
-LUA = """
+LUA = r"""
 function envoy_on_request(request)
   local session = request:headers():get("mcp-session-id")
   local cursor = request:headers():get("last-event-id")
@@ -23,14 +23,19 @@ function envoy_on_response(response)
   end
   local newest = nil
   for chunk in response:bodyChunks() do
-    for id in chunk:getBytes(0, chunk:length()):gmatch("id: ([^\\n]*)") do
-      newest = id
+    local text = chunk:getBytes(0, chunk:length())
+    local from, to = text:find("id: ", 1, true)
+    while from do
+      local stop = text:find("\n", to, true) or #text + 1
+      newest = text:sub(to + 1, stop - 1)
+      from, to = text:find("id: ", stop, true)
     end
   end
 end
 """
 """The least of what the guard does: reads the two headers, and the ids of events as they pass. (It
-keeps nothing, judges nothing, and misses ids that two chunks share.)"""
+keeps nothing, judges nothing, misses ids that two chunks share, and takes data for ids.) `find`
+without patterns is the fastest that LuaJIT has."""
 
 
 @dataclass(frozen=True)

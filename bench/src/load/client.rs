@@ -124,7 +124,7 @@ impl Client {
             Work::Stream { ids, events } => {
                 while done.units < units {
                     let events = events.min(units - done.units);
-                    done.add(self.begin_stream(ids, events).await?);
+                    self.begin_stream(ids, events).await?;
                     for _ in 0..events {
                         self.next_event().await?;
                     }
@@ -144,12 +144,12 @@ impl Client {
     }
 
     /// Opens a stream of events that come one by one.
-    pub async fn begin_stream(&mut self, ids: Ids, events: u64) -> Result<Done> {
+    pub async fn begin_stream(&mut self, ids: Ids, events: u64) -> Result<()> {
         self.next_session();
         let ticket = Some(self.ticket);
         self.call_events(&Events { count: events, ids, ticket, answer: true, bulk: false }).await?;
         self.running = Some(Running { ids, next: 0, prefix: String::new(), event: Vec::new() });
-        Ok(Done::default())
+        Ok(())
     }
 
     /// Asks for the next event, waits until it's there, and tells the

@@ -159,8 +159,7 @@ impl Load {
     async fn latencies(&mut self, names: &[String], events: u64, pause: Duration) -> Result<Done> {
         let mut done = Done { latencies_ns: vec![Vec::new(); names.len()], ..Done::default() };
         for name in names {
-            let client = self.client(name)?;
-            done.add(client.begin_stream(Ids::Index, events).await?);
+            self.client(name)?.begin_stream(Ids::Index, events).await?;
         }
         for _ in 0..events {
             // An event of each contestant, so that all meet the same noise.
