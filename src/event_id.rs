@@ -45,12 +45,7 @@ impl EventId {
         let (prefix, digits) = split_trailing_digits(text);
         let trailing = canonical_index(digits)
             .map(|index| Place { sequence: secret.text(Role::Prefix, prefix), index });
-        // A plain number is read once.
-        let (digits, suffix) = split_leading_digits(text);
-        let leading = (!suffix.is_empty())
-            .then(|| canonical_index(digits))
-            .flatten()
-            .map(|index| Place { sequence: secret.text(Role::Suffix, suffix), index });
+        let (leading, suffix) = leading_place(secret, text);
         Some(EventId {
             whole,
             places: [trailing, leading],
@@ -103,6 +98,59 @@ impl EventId {
             .map(|place| place.sequence);
         whole.into_iter().chain(sequences)
     }
+}
+
+/// Reads the ids of one stream. What stands before an index is the same for
+/// most of them, and is looked at once.
+#[derive(Debug, Default)]
+pub struct IdReader {
+    prefix: Vec<u8>,
+    /// The fingerprint of this prefix, and whether it is distinctive.
+    known: Option<(u64, bool)>,
+}
+
+impl IdReader {
+    /// The same as [`EventId::new`].
+    pub fn read(&mut self, secret: &Secret, text: &[u8]) -> Option<EventId> {
+        let text = trim(text);
+        let (prefix, digits) = split_trailing_digits(text);
+        let index = canonical_index(digits).filter(|_| is_plain(prefix));
+        if let (Some(index), Some((sequence, distinctive))) = (index, self.known)
+            && prefix == self.prefix
+        {
+            return Some(EventId {
+                whole: secret.text(Role::EventId, text),
+                places: [Some(Place { sequence, index }), leading_place(secret, text).0],
+                distinctive,
+                distinctive_sequence: [distinctive, false],
+            });
+        }
+        let id = EventId::new(secret, text)?;
+        if let ([Some(place), _], Some(_)) = (id.places, index) {
+            self.prefix.clear();
+            self.prefix.extend_from_slice(prefix);
+            self.known = Some((place.sequence, id.distinctive));
+        }
+        Some(id)
+    }
+}
+
+/// Whether an index behind this is set off, and the only one that is: no other
+/// stands before it, and it is no part of a UUID.
+fn is_plain(prefix: &[u8]) -> bool {
+    let is_set_off = |byte: &u8| !byte.is_ascii_alphanumeric();
+    let first = prefix.iter().find(|byte| !byte.is_ascii_digit());
+    prefix.last().is_some_and(|last| is_set_off(last) && *last != b'-')
+        && (!prefix.first().is_some_and(u8::is_ascii_digit) || !first.is_some_and(is_set_off))
+}
+
+/// The reading of an id as an index and what stands behind it, and the latter.
+/// A plain number is read once, as one that has nothing before it.
+fn leading_place<'a>(secret: &Secret, text: &'a [u8]) -> (Option<Place>, &'a [u8]) {
+    let (digits, suffix) = split_leading_digits(text);
+    let index = canonical_index(digits).filter(|_| !suffix.is_empty());
+    let place = |index| Place { sequence: secret.text(Role::Suffix, suffix), index };
+    (index.map(place), suffix)
 }
 
 /// The text without blanks and tabs at both ends: HTTP/1 trims field values,
@@ -413,6 +461,43 @@ mod tests {
         assert_eq!(id(" \t7\t "), id("7"));
         assert_ne!(id("7 8"), id("78"));
         assert_eq!(EventId::new(&Secret::new([3; 16]), b" \t "), None);
+    }
+
+    #[test]
+    fn a_reader_reads_the_same() {
+        let secret = Secret::new([3; 16]);
+        let mut reader = IdReader::default();
+        let uuid = "550e8400-e29b-41d4-a716-446655440000";
+        for prefix in [
+            "",
+            "_",
+            "a",
+            "a_",
+            "a-",
+            "1/",
+            "8c5d_",
+            "07a_",
+            "1_2_",
+            "8c5d1f6e2b3a49c7a1d2e3f4a5b6c7d8_",
+            "9_",
+            "_1_",
+            "é_",
+            " _",
+            uuid,
+            "0123456789abcdef/",
+            "7b22736571223a337d:",
+            "Xy7abcdefghijklmnopqrstuvw_",
+            "550e8400-e29b-41d4-a716-",
+            &format!("{uuid}_"),
+            &format!("{uuid}-"),
+            &format!("{uuid}{uuid}_"),
+        ] {
+            for index in ["0", "1", "2", "07", "446655440000", "12345678901234567890123", "x", ""] {
+                let text = format!("{prefix}{index}");
+                let read = reader.read(&secret, text.as_bytes());
+                assert_eq!(read, EventId::new(&secret, text.as_bytes()), "{text}");
+            }
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! have. Then the connection opens a lane in the session's directory (one
 //! compare-and-swap), and from there on each chunk with new ids is one write.
 
-use crate::event_id::{EventId, comes_back_unchanged, trim};
+use crate::event_id::{EventId, IdReader, comes_back_unchanged, trim};
 use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::{Calls, SentIds};
 use crate::ledger::index::How;
@@ -96,6 +96,7 @@ pub struct Recorder {
     carries: Carries,
     nonce: u64,
     decoder: Decoder,
+    ids: IdReader,
     id_limit: usize,
     calls: Calls,
     /// The ids of these requests as they were sent; `None` for a resumption,
@@ -190,6 +191,7 @@ impl Recorder {
             carries,
             nonce,
             decoder: Decoder::new(id_limit),
+            ids: IdReader::default(),
             id_limit,
             calls,
             sent: (carries == Carries::NewStream).then_some(sent),
@@ -354,7 +356,7 @@ impl Recorder {
         let is_resumption = matches!(self.carries, Carries::Known(..) | Carries::Unknown);
         let mut saw_event = false;
         let secret = ledger.secret();
-        let id_limit = self.id_limit;
+        let (id_limit, ids) = (self.id_limit, &mut self.ids);
         run(&mut self.decoder, &mut |event| {
             saw_event = true;
             let has_data = event.data != Data::Empty;
@@ -365,7 +367,7 @@ impl Recorder {
                     batch.unreturnable = true;
                     None
                 }
-                IdField::Set(text) => EventId::new(secret, text).inspect(|_| {
+                IdField::Set(text) => ids.read(secret, text).inspect(|_| {
                     batch.unreturnable |= !comes_back_unchanged(trim(text), id_limit);
                 }),
             };
