@@ -45,6 +45,22 @@ impl Writer {
         self.array(value.to_le_bytes());
     }
 
+    /// Many times eight bytes, `bytes` in all.
+    pub fn u64s(&mut self, bytes: usize, write: impl FnOnce(&mut dyn FnMut(u64))) {
+        let end = self.len.saturating_add(bytes);
+        if end > self.bytes.len() {
+            self.bytes.resize(end, 0);
+        }
+        let mut rest = self.bytes.get_mut(self.len..end).unwrap_or_default();
+        write(&mut |value| {
+            if let Some((place, next)) = std::mem::take(&mut rest).split_first_chunk_mut() {
+                *place = value.to_le_bytes();
+                rest = next;
+            }
+        });
+        self.len = end;
+    }
+
     /// Sixteen bytes.
     pub fn u128(&mut self, value: u128) {
         self.array(value.to_le_bytes());

@@ -280,7 +280,7 @@ fn randomness(text: &[u8]) -> Randomness {
         let of_run = match readable(run) {
             // Text that was encoded is as random as it was before.
             Some(decoded) => randomness(&decoded),
-            None => run_randomness(run),
+            None => Run::of(run).randomness(),
         };
         sum.bits += of_run.bits;
         sum.counted |= of_run.counted;
@@ -328,12 +328,6 @@ fn decode_text(run: &[u8], bits: u32, digit: impl Fn(u8) -> Option<u32>) -> Opti
     Some(decoded)
 }
 
-fn run_randomness(text: &[u8]) -> Randomness {
-    let mut run = Run::default();
-    text.iter().filter(|byte| byte.is_ascii_alphanumeric()).for_each(|byte| run.add(*byte));
-    run.randomness()
-}
-
 const UUID_LEN: usize = 36;
 /// A bit for each place of a hyphen in a UUID.
 const UUID_HYPHENS: u64 = 1 << 8 | 1 << 13 | 1 << 18 | 1 << 23;
@@ -347,16 +341,21 @@ fn is_uuid(text: &[u8; UUID_LEN]) -> bool {
     })
 }
 
-const DIGIT: u8 = 1;
-const UPPER: u8 = 2;
-const LOWER: u8 = 4;
-const HEX: u8 = 8;
-const VOWEL: u8 = 16;
+/// What a byte is, a count of one in the place of each: so a run is counted
+/// with one addition for each of its bytes.
+type Class = u64;
+const DIGIT: Class = 1;
+const UPPER: Class = DIGIT << COUNT_BITS;
+const LOWER: Class = UPPER << COUNT_BITS;
+const HEX: Class = LOWER << COUNT_BITS;
+const VOWEL: Class = HEX << COUNT_BITS;
+const COUNT_BITS: u32 = 12;
+/// The most bytes that can be counted at once.
+const COUNT_MAX: usize = (1 << COUNT_BITS) - 1;
 
-/// What each byte is, of these.
-const CLASSES: [u8; 256] = {
+const CLASSES: [Class; 256] = {
     let mut classes = [0; 256];
-    let mut rest: &mut [u8] = &mut classes;
+    let mut rest: &mut [Class] = &mut classes;
     let mut byte = 0u8;
     while let Some((class, next)) = rest.split_first_mut() {
         *class |= if byte.is_ascii_digit() { DIGIT } else { 0 };
@@ -373,11 +372,12 @@ const CLASSES: [u8; 256] = {
     classes
 };
 
-fn class(byte: u8) -> u8 {
+fn class(byte: u8) -> Class {
     CLASSES.get(usize::from(byte)).copied().unwrap_or(0)
 }
 
-/// A run of ASCII letters and digits.
+/// A run of ASCII letters and digits; what else stands between them doesn't
+/// count.
 #[derive(Default)]
 struct Run {
     digits: u32,
@@ -385,28 +385,43 @@ struct Run {
     lower: u32,
     /// Those of hexadecimal digits.
     hex: u32,
+    vowels: u32,
     /// How often a letter follows a digit, or a digit a letter.
     changes: u32,
-    vowels: u32,
     /// How often a character is the one before.
     repeats: u32,
-    last: Option<u8>,
 }
 
 impl Run {
-    fn add(&mut self, byte: u8) {
-        let class = class(byte);
-        let count = |sum: &mut u32, is_so: bool| *sum = sum.wrapping_add(is_so.into());
-        count(&mut self.digits, class & DIGIT != 0);
-        count(&mut self.upper, class & UPPER != 0);
-        count(&mut self.lower, class & LOWER != 0);
-        count(&mut self.hex, class & HEX != 0);
-        count(&mut self.vowels, class & VOWEL != 0);
-        if let Some(last) = self.last {
-            count(&mut self.changes, (self::class(last) ^ class) & DIGIT != 0);
-            count(&mut self.repeats, last == byte);
+    fn of(text: &[u8]) -> Self {
+        let mut run = Run::default();
+        let mut last = None;
+        for part in text.chunks(COUNT_MAX) {
+            let mut counts: Class = 0;
+            for byte in part {
+                let class = class(*byte);
+                if class == 0 {
+                    continue;
+                }
+                counts = counts.wrapping_add(class);
+                if let Some((last_byte, last_class)) = last {
+                    let is_change = (last_class ^ class) & DIGIT;
+                    run.changes = run.changes.wrapping_add(is_change as u32);
+                    run.repeats = run.repeats.wrapping_add(u32::from(last_byte == *byte));
+                }
+                last = Some((*byte, class));
+            }
+            let take = |sum: &mut u32, one: Class| {
+                let count = counts.checked_div(one).unwrap_or(0) & COUNT_MAX as Class;
+                *sum = sum.wrapping_add(count as u32);
+            };
+            take(&mut run.digits, DIGIT);
+            take(&mut run.upper, UPPER);
+            take(&mut run.lower, LOWER);
+            take(&mut run.hex, HEX);
+            take(&mut run.vowels, VOWEL);
         }
-        self.last = Some(byte);
+        run
     }
 
     fn randomness(&self) -> Randomness {

@@ -3,13 +3,14 @@
 //!
 //! Ids are secrets of the session they belong to, so none is ever stored or
 //! logged in clear. The key is drawn once per Envoy process; a fingerprint
-//! says nothing outside it. Sessions have 128 bits, everything else 64.
+//! says nothing outside it. Sessions have 128 bits, everything else 64. The
+//! function is SipHash-1-3, the one of Rust's and Python's own tables.
 
 use std::fmt;
 use std::hash::Hasher as _;
 
-use siphasher::sip::SipHasher24;
-use siphasher::sip128::{Hasher128 as _, SipHasher24 as SipHasher24x128};
+use siphasher::sip::SipHasher13;
+use siphasher::sip128::{Hasher128 as _, SipHasher13 as SipHasher13x128};
 
 /// The key of all fingerprints of one Envoy process.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,15 +60,16 @@ impl Secret {
 
     /// The fingerprint of a session id.
     pub fn session(&self, id: &[u8]) -> SessionFingerprint {
-        let mut hasher = SipHasher24x128::new_with_key(&self.0);
+        let mut hasher = SipHasher13x128::new_with_key(&self.0);
         hasher.write(id);
         SessionFingerprint(hasher.finish128().as_u128())
     }
 
     /// The fingerprint of a text in a role.
     pub fn text(&self, role: Role, text: &[u8]) -> u64 {
-        let mut hasher = SipHasher24::new_with_key(&self.0);
-        hasher.write(&[role as u8]);
+        // Each role has a key of its own.
+        let key = u128::from_le_bytes(self.0) ^ (role as u128);
+        let mut hasher = SipHasher13::new_with_key(&key.to_le_bytes());
         hasher.write(text);
         hasher.finish()
     }

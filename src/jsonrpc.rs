@@ -73,7 +73,7 @@ impl Calls {
     /// The fingerprints of the ids that the data of an event answers; `None`
     /// if that can't be told.
     pub fn answered_by(secret: &Secret, data: &[u8]) -> Option<Vec<u64>> {
-        if !may_have_id(data) {
+        if !may_be_answer(data) {
             return Some(Vec::new());
         }
         let answers = messages(data)?;
@@ -152,9 +152,16 @@ impl Message<'_> {
     }
 }
 
-/// Whether the key `id` may be in a text: as it stands, or behind an escape.
-/// Most notifications have none, and needn't be parsed.
-fn may_have_id(text: &[u8]) -> bool {
+/// How SDKs begin a notification or a request, and never an answer.
+const METHOD_FIRST: [&[u8]; 2] = [br#"{"jsonrpc":"2.0","method":""#, br#"{"method":""#];
+
+/// Whether a message may be an answer, at a glance: it doesn't begin with a
+/// method, and the key `id` may be in it, as it stands or behind an escape.
+/// Most notifications needn't be parsed.
+fn may_be_answer(text: &[u8]) -> bool {
+    if METHOD_FIRST.iter().any(|first| text.starts_with(first)) {
+        return false;
+    }
     memchr2_iter(b'd', b'\\', text).any(|at| {
         let (before, from) = text.split_at_checked(at).unwrap_or_default();
         from.starts_with(b"\\") || (before.ends_with(b"\"i") && from.starts_with(b"d\""))

@@ -445,8 +445,13 @@ impl Record {
 
     /// Its bytes in shared data.
     pub fn encode(&self) -> Vec<u8> {
-        let ids = u16::try_from(self.window.len()).unwrap_or(u16::MAX);
-        let mut writer = Writer::with_room(Self::max_bytes(ids));
+        let is_range = |element: &&Element| matches!(element.ids, Ids::Range { .. });
+        let ranges = self.window.iter().filter(is_range).count();
+        let singles = self.window.len().saturating_sub(ranges);
+        let ids_bytes =
+            singles.saturating_mul(ID_BYTES).saturating_add(ranges.saturating_mul(RANGE_BYTES));
+        let room = Self::max_bytes(0).saturating_add(self.window.len()).saturating_add(ids_bytes);
+        let mut writer = Writer::with_room(room);
         writer.u8(VERSION);
         writer.u64(self.nonce);
         writer.u64(self.last_event_ms);
@@ -485,16 +490,18 @@ impl Record {
         if !self.window.len().is_multiple_of(ELEMENTS_A_BYTE) {
             writer.u8(flags);
         }
-        for element in &self.window {
-            match element.ids {
-                Ids::Single(whole) => writer.u64(whole),
-                Ids::Range { sequence, first, last } => {
-                    writer.u64(sequence);
-                    writer.u64(first);
-                    writer.u64(last);
+        writer.u64s(ids_bytes, |put| {
+            for element in &self.window {
+                match element.ids {
+                    Ids::Single(whole) => put(whole),
+                    Ids::Range { sequence, first, last } => {
+                        put(sequence);
+                        put(first);
+                        put(last);
+                    }
                 }
             }
-        }
+        });
         writer.finish()
     }
 
