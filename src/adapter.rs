@@ -19,9 +19,9 @@ use crate::budget::Budget;
 use crate::config::{Config, History};
 use crate::exchange::{BodyStep, Exchange, Guard, Origin};
 use crate::fingerprint::Secret;
+use crate::headers;
 use crate::ledger::{Access, Ledger};
 use crate::reply::{RESUMPTION_HEADER, Reply};
-use crate::request::Field;
 use crate::store::{Cas, CasMismatch, Store};
 use crate::telemetry::{LogLimit, LogLine, LogPermit, Tally, replays_metric, resumptions_metric};
 use crate::verdict::{Ruling, Verdict};
@@ -133,8 +133,27 @@ fn count_all(tally: &Tally) {
     });
 }
 
-fn header_fields(map: MapType) -> Vec<Field> {
-    hostcalls::get_map_bytes(map).unwrap_or_default()
+/// A header map, as the host serializes it; see [`headers`].
+fn header_map(map: MapType) -> Vec<u8> {
+    #[allow(unsafe_code, reason = "the SDK gives it in pieces only")]
+    mod host {
+        unsafe extern "C" {
+            pub fn proxy_get_header_map_pairs(map: u32, data: *mut *mut u8, len: *mut usize)
+            -> u32;
+        }
+    }
+    let (mut data, mut len) = (std::ptr::null_mut(), 0);
+    #[allow(unsafe_code, reason = "the host hands over memory of ours")]
+    // SAFETY: the pointers are those of two variables. What comes back in them
+    // is a block of this length that the host has got from the SDK's
+    // `proxy_on_memory_allocate`, and that is nobody's but ours.
+    unsafe {
+        if host::proxy_get_header_map_pairs(map as u32, &mut data, &mut len) != 0 || data.is_null()
+        {
+            return Vec::new();
+        }
+        Vec::from_raw_parts(data, len, len)
+    }
 }
 
 /// What the exchanges of one configuration share within a worker.
@@ -362,9 +381,10 @@ impl Context for Stream {}
 
 impl HttpContext for Stream {
     fn on_http_request_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
-        let fields = header_fields(MapType::HttpRequestHeaders);
-        let (exchange, step) =
-            self.worker.with(|guard, access| Exchange::begin(guard, access, &fields));
+        let map = header_map(MapType::HttpRequestHeaders);
+        let (exchange, step) = self
+            .worker
+            .with(|guard, access| Exchange::begin(guard, access, &headers::fields(&map)));
         self.exchange = Some(exchange);
         self.request_body = step.body && !end_of_stream;
         for name in &step.remove {
@@ -393,7 +413,8 @@ impl HttpContext for Stream {
         if !exchange.follows_response() {
             return Action::Continue;
         }
-        let fields = header_fields(MapType::HttpResponseHeaders);
+        let map = header_map(MapType::HttpResponseHeaders);
+        let fields = headers::fields(&map);
         let worker = &self.worker;
         let step = worker.with(|guard, access| {
             exchange.response(guard, access, &fields, end_of_stream, &**worker)

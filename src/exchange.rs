@@ -14,6 +14,7 @@ use crate::config::{
 };
 use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
+use crate::headers::Field;
 use crate::jsonrpc::{Calls, SentIds};
 use crate::ledger::table::Session;
 use crate::ledger::{Access, Ledger};
@@ -21,7 +22,7 @@ use crate::owner::Instance;
 use crate::recorder::{Carries, Recorder};
 use crate::replay::{Outcome, Replay};
 use crate::reply::{RESUMPTION_HEADER, Reply, Scope};
-use crate::request::{self, Field, Method, Request, is_event_stream, is_json};
+use crate::request::{self, Method, Request, is_event_stream, is_json};
 use crate::store::Store;
 use crate::telemetry::LogLine;
 use crate::verdict::{
@@ -155,7 +156,7 @@ impl Exchange {
     pub fn begin<S: Store>(
         guard: &Guard,
         at: &mut Access<'_, S>,
-        fields: &[Field],
+        fields: &[Field<'_>],
     ) -> (Self, RequestStep) {
         let request = Request::new(&guard.config, guard.ledger.secret(), fields);
         let mut step = RequestStep::default();
@@ -388,14 +389,14 @@ impl Exchange {
         &mut self,
         guard: &Guard,
         at: &mut Access<'_, S>,
-        fields: &[Field],
+        fields: &[Field<'_>],
         end: bool,
         origin: &impl Origin,
     ) -> ResponseStep {
         let mut step = ResponseStep::default();
         let pin = guard.config.owner.pin_header.as_ref().map(HeaderName::as_str);
         for name in [Some(RESUMPTION_HEADER), pin].into_iter().flatten() {
-            if fields.iter().any(|(field, _)| field == name) {
+            if fields.iter().any(|(field, _)| *field == name.as_bytes()) {
                 step.remove.push(name.to_owned());
             }
         }
@@ -418,12 +419,15 @@ impl Exchange {
         &mut self,
         guard: &Guard,
         at: &mut Access<'_, S>,
-        fields: &[Field],
+        fields: &[Field<'_>],
         end: bool,
         origin: &impl Origin,
         step: &mut ResponseStep,
     ) {
-        let value = |name: &str| fields.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_slice());
+        let value = |name: &str| {
+            let field = fields.iter().find(|(field, _)| *field == name.as_bytes());
+            field.map(|(_, value)| *value)
+        };
         let success = value(":status").is_some_and(|status| status.starts_with(b"2"));
         if !success || self.method == Method::Other {
             return;

@@ -35,6 +35,7 @@ pub mod config;
 pub mod event_id;
 pub mod exchange;
 pub mod fingerprint;
+pub mod headers;
 pub mod jsonrpc;
 pub mod ledger;
 pub mod owner;

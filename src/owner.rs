@@ -10,7 +10,7 @@ use std::num::NonZeroU32;
 use crate::config::Config;
 use crate::event_id::trim;
 use crate::fingerprint::{Role, Secret};
-use crate::request::Field;
+use crate::headers::Field;
 
 /// The longest address that is kept: an IPv6 address and a port, in text.
 const MAX_ADDRESS_BYTES: usize = 47;
@@ -94,12 +94,12 @@ impl Instance {
     pub fn of_answer(
         config: &Config,
         secret: &Secret,
-        fields: &[Field],
+        fields: &[Field<'_>],
         address: impl FnOnce() -> Option<Vec<u8>>,
     ) -> Option<Self> {
         let pins = config.owner.pin_header.is_some();
         let identity = config.owner.identity_header.as_ref().map(|header| {
-            let mut values = fields.iter().filter(|(name, _)| name == header.as_str());
+            let mut values = fields.iter().filter(|(name, _)| *name == header.as_str().as_bytes());
             let value = values.next().map(|(_, value)| trim(value)).unwrap_or_default();
             let is_one = !value.is_empty() && values.all(|(_, other)| trim(other) == value);
             (Told::ByHeader(header.as_str()), is_one.then_some(value))

@@ -3,11 +3,11 @@
 use crate::config::Config;
 use crate::event_id::{EventId, trim};
 use crate::fingerprint::{Secret, SessionFingerprint};
+use crate::headers::Field;
 use crate::reply::RESUMPTION_HEADER;
 use crate::verdict::{Cursor, Single};
 
-/// A header field: its name in lower case, as Envoy gives it, and its value.
-pub type Field = (String, Vec<u8>);
+const SESSION_HEADER: &[u8] = b"mcp-session-id";
 
 /// The first revision of MCP without sessions, event ids and GET streams.
 const FIRST_WITHOUT_SESSIONS: &[u8] = b"2026-07-28";
@@ -53,48 +53,58 @@ pub struct Request {
 
 impl Request {
     /// Reads the header fields of a request.
-    pub fn new(config: &Config, secret: &Secret, fields: &[Field]) -> Self {
-        let values = |name: &str| {
-            let name = name.to_owned();
-            fields.iter().filter(move |(n, _)| *n == name).map(|(_, value)| trim(value))
+    pub fn new(config: &Config, secret: &Secret, fields: &[Field<'_>]) -> Self {
+        let pin = config.owner.pin_header.as_ref().map(|pin| pin.as_str().as_bytes());
+        let mut request = Request {
+            method: Method::Other,
+            guarded: false,
+            session: session(secret, fields),
+            named: Vec::new(),
+            cursor: Single::Absent,
+            without_sessions: false,
+            accepts_event_stream: false,
+            has_accept_encoding: false,
+            has_resumption: false,
+            has_pin: false,
         };
-        let has = |name| values(name).next().is_some();
-        let method = match values(":method").next() {
-            Some(b"GET") => Method::Get,
-            Some(b"POST") => Method::Post,
-            Some(b"DELETE") => Method::Delete,
-            _ => Method::Other,
-        };
-        let cursor = match single(values("last-event-id")) {
-            Single::One(text)
-                if text.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') =>
-            {
-                Single::Malformed
+        let mut path: &[u8] = b"";
+        let mut has_cursor = false;
+        let mut versions = 0usize;
+        let mut versions_without_sessions = 0usize;
+        for (name, value) in fields {
+            match *name {
+                b":method" => {
+                    request.method = match *value {
+                        b"GET" => Method::Get,
+                        b"POST" => Method::Post,
+                        b"DELETE" => Method::Delete,
+                        _ => Method::Other,
+                    }
+                }
+                b":path" => path = value,
+                b"last-event-id" => has_cursor = true,
+                b"mcp-protocol-version" => {
+                    versions = versions.saturating_add(1);
+                    let is_without = usize::from(is_without_sessions(trim(value)));
+                    versions_without_sessions =
+                        versions_without_sessions.saturating_add(is_without);
+                }
+                b"accept" => request.accepts_event_stream |= accepts_event_stream(value),
+                b"accept-encoding" => request.has_accept_encoding = true,
+                name if name == RESUMPTION_HEADER.as_bytes() => request.has_resumption = true,
+                name if Some(name) == pin => request.has_pin = true,
+                _ => {}
             }
-            Single::One(text) if text.len() > limit(config) => Single::One(Cursor::TooLong),
-            Single::One(text) => {
-                EventId::new(secret, text).map_or(Single::Absent, |id| Single::One(Cursor::Id(id)))
-            }
-            Single::Absent => Single::Absent,
-            Single::Malformed => Single::Malformed,
-        };
-        let session = session(secret, fields);
-        Request {
-            method,
-            guarded: config.guards(values(":path").next().unwrap_or_default()),
-            named: match session {
-                Single::Malformed => sessions(secret, fields),
-                Single::Absent | Single::One(_) => Vec::new(),
-            },
-            session,
-            cursor,
-            without_sessions: has("mcp-protocol-version")
-                && values("mcp-protocol-version").all(is_without_sessions),
-            accepts_event_stream: values("accept").any(accepts_event_stream),
-            has_accept_encoding: has("accept-encoding"),
-            has_resumption: has(RESUMPTION_HEADER),
-            has_pin: config.owner.pin_header.as_ref().is_some_and(|pin| has(pin.as_str())),
         }
+        request.guarded = config.guards(trim(path));
+        request.without_sessions = versions > 0 && versions_without_sessions == versions;
+        if has_cursor {
+            request.cursor = cursor(config, secret, fields);
+        }
+        if request.session == Single::Malformed {
+            request.named = sessions(secret, fields);
+        }
+        request
     }
 
     /// Whether it resumes a stream: a GET with a cursor.
@@ -103,9 +113,23 @@ impl Request {
     }
 }
 
+fn cursor(config: &Config, secret: &Secret, fields: &[Field<'_>]) -> Single<Cursor> {
+    match single(values(fields, b"last-event-id")) {
+        Single::One(text) if text.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') => {
+            Single::Malformed
+        }
+        Single::One(text) if text.len() > limit(config) => Single::One(Cursor::TooLong),
+        Single::One(text) => {
+            EventId::new(secret, text).map_or(Single::Absent, |id| Single::One(Cursor::Id(id)))
+        }
+        Single::Absent => Single::Absent,
+        Single::Malformed => Single::Malformed,
+    }
+}
+
 /// The session that the fields of a request or a response name.
-pub fn session(secret: &Secret, fields: &[Field]) -> Single<SessionFingerprint> {
-    match single(session_values(fields)) {
+pub fn session(secret: &Secret, fields: &[Field<'_>]) -> Single<SessionFingerprint> {
+    match single(values(fields, SESSION_HEADER)) {
         Single::One(id) => Single::One(secret.session(id)),
         Single::Absent => Single::Absent,
         Single::Malformed => Single::Malformed,
@@ -113,13 +137,14 @@ pub fn session(secret: &Secret, fields: &[Field]) -> Single<SessionFingerprint> 
 }
 
 /// All sessions that they name, where they name several.
-pub fn sessions(secret: &Secret, fields: &[Field]) -> Vec<SessionFingerprint> {
-    let named = session_values(fields).filter(|id| !id.is_empty());
+pub fn sessions(secret: &Secret, fields: &[Field<'_>]) -> Vec<SessionFingerprint> {
+    let named = values(fields, SESSION_HEADER).filter(|id| !id.is_empty());
     named.map(|id| secret.session(id)).collect()
 }
 
-fn session_values(fields: &[Field]) -> impl Iterator<Item = &[u8]> {
-    fields.iter().filter(|(name, _)| name == "mcp-session-id").map(|(_, value)| trim(value))
+/// The values of a field, without blanks and tabs at both ends.
+fn values<'a>(fields: &[Field<'a>], name: &[u8]) -> impl Iterator<Item = &'a [u8]> {
+    fields.iter().filter(move |(field, _)| *field == name).map(|(_, value)| trim(value))
 }
 
 /// The longest event id, in bytes.
@@ -182,8 +207,7 @@ mod tests {
     const SECRET: Secret = Secret::new([9; 16]);
 
     fn request(fields: &[(&str, &[u8])]) -> Request {
-        let fields: Vec<Field> =
-            fields.iter().map(|(name, value)| ((*name).to_owned(), value.to_vec())).collect();
+        let fields: Vec<_> = fields.iter().map(|(name, value)| (name.as_bytes(), *value)).collect();
         Request::new(&Config::default(), &SECRET, &fields)
     }
 

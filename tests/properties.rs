@@ -26,6 +26,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use mcp_resume_guard::exchange::Exchange;
+use mcp_resume_guard::headers::Field;
 use mcp_resume_guard::ledger::table::Shape;
 use mcp_resume_guard::sse::DATA_LIMIT;
 use mcp_resume_guard::store::memory::SharedData;
@@ -1235,6 +1236,17 @@ fn bytes(understood: &[&'static [u8]]) -> impl Strategy<Value = Vec<u8>> {
     proptest::collection::vec(pieces, 1..4).prop_map(|pieces| pieces.concat())
 }
 
+/// These fields, behind the usual ones where it is `proper`.
+fn and_usual<'a>(
+    usual: &[(&'a str, &'a str)],
+    proper: bool,
+    fields: &'a [(String, Vec<u8>)],
+) -> Vec<Field<'a>> {
+    let usual = if proper { support::fields(usual) } else { Vec::new() };
+    let fields = fields.iter().map(|(name, value)| (name.as_bytes(), value.as_slice()));
+    usual.into_iter().chain(fields).collect()
+}
+
 fn header() -> impl Strategy<Value = (String, Vec<u8>)> {
     let names: Vec<&'static str> = vec![
         ":method",
@@ -1308,18 +1320,15 @@ proptest! {
         for (number, (request, sent, response, received, (proper, clean))) in
             exchanges.into_iter().enumerate()
         {
-            let usual = |list: &[(&str, &str)], fields: Vec<_>| {
-                let usual = if proper { support::fields(list) } else { Vec::new() };
-                [usual, fields].concat()
-            };
-            let request = usual(&[(":method", "POST"), (":path", "/mcp")], request);
-            let response = usual(
+            let request = and_usual(&[(":method", "POST"), (":path", "/mcp")], proper, &request);
+            let response = and_usual(
                 &[
                     (":status", "200"),
                     ("content-type", "text/event-stream"),
                     ("mcp-session-id", "a"),
                 ],
-                response,
+                proper,
+                &response,
             );
             let (mut exchange, step) =
                 gateway.with(|guard, at| Exchange::begin(guard, at, &request));

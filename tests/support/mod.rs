@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use mcp_resume_guard::budget::Budget;
 use mcp_resume_guard::config::Config;
 use mcp_resume_guard::exchange::{CloseStep, Exchange, Guard, Origin, RequestStep, ResponseStep};
+use mcp_resume_guard::headers::Field;
 use mcp_resume_guard::ledger::{Access, Ledger};
 use mcp_resume_guard::reply::Reply;
-use mcp_resume_guard::request::Field;
 use mcp_resume_guard::store::memory::SharedData;
 use mcp_resume_guard::store::{Cas, CasMismatch, Store};
 use mcp_resume_guard::telemetry::{LogLine, Tally};
@@ -150,8 +150,8 @@ impl Answer {
     }
 }
 
-pub fn fields(list: &[(&str, &str)]) -> Vec<Field> {
-    list.iter().map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec())).collect()
+pub fn fields<'a>(list: &[(&'a str, &'a str)]) -> Vec<Field<'a>> {
+    list.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())).collect()
 }
 
 impl Gateway<SharedData> {
