@@ -2,44 +2,56 @@
 //! HTTP transport, whose reconnection it leaves as it is.
 //!
 //! ```text
-//! cargo run --example mcp_client -- http://127.0.0.1:8000/mcp '{"to": 20, "interval_ms": 300}'
+//! echo '{"name": "count", "arguments": {"to": 20, "interval_ms": 300}}' |
+//!     cargo run --example mcp_client -- http://127.0.0.1:8000/mcp
 //! ```
 //!
-//! It calls the tool `count` (see the example `mcp_server`) with these arguments, and
-//! then once more, shortly, to see whether the session still works. What it gets goes to stdout, a JSON object a
-//! line: `{"step": 1, "of": 20}`, how the call ended, `{"result": …}` or `{"error": …}`, and
-//! how the next one did, `{"next": {"result": …}}`. It ends when stdin does.
+//! Each line that comes on stdin is a tool call (see the example `mcp_server`). It
+//! makes one after the other, and ends when stdin does. What it gets goes to stdout,
+//! a JSON object a line: a step of a call, `{"step": 1, "of": 20}`; a note, which is a
+//! log message and comes on the listening stream, `{"note": …}`; and how a call ended,
+//! `{"result": …}` or `{"error": …}`.
+
+// Logging is deprecated from 2026-07-28 on, a revision this client doesn't speak.
+#![expect(deprecated)]
 
 use std::{error::Error, io::Write};
 
 use rmcp::{
     ClientHandler, RoleClient, ServiceError, ServiceExt,
-    model::{CallToolRequestParams, ProgressNotificationParam},
+    model::{CallToolRequestParams, LoggingMessageNotificationParam, ProgressNotificationParam},
     service::{NotificationContext, RunningService},
     transport::StreamableHttpClientTransport,
 };
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::task::spawn_blocking;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [url, given] = args.as_slice() else {
-        return Err("usage: mcp_client URL ARGUMENTS".into());
+    let [url] = args.as_slice() else {
+        return Err("usage: mcp_client URL < CALLS".into());
     };
     let transport = StreamableHttpClientTransport::from_uri(url.as_str());
     let client = Printer.serve(transport).await?;
-    print(&count(&client, serde_json::from_str(given)?).await);
-    print(&json!({ "next": count(&client, json!({ "to": 1 })).await }));
-    tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()))
-        .await??;
+    while let Some(line) = spawn_blocking(|| std::io::stdin().lines().next()).await? {
+        print(&made(&client, serde_json::from_str(&line?)?).await);
+    }
     client.cancel().await?;
     Ok(())
 }
 
-/// How a call of the tool ended.
-async fn count(client: &RunningService<RoleClient, Printer>, given: Value) -> Value {
-    let mut params = CallToolRequestParams::new("count");
-    params.arguments = given.as_object().cloned();
+#[derive(Deserialize)]
+struct Call {
+    name: String,
+    arguments: Map<String, Value>,
+}
+
+/// How a call of a tool ended.
+async fn made(client: &RunningService<RoleClient, Printer>, call: Call) -> Value {
+    let mut params = CallToolRequestParams::new(call.name);
+    params.arguments = Some(call.arguments);
     match client.call_tool(params).await {
         Ok(result) => {
             let text = result.content.first().and_then(|content| content.as_text());
@@ -53,7 +65,7 @@ async fn count(client: &RunningService<RoleClient, Printer>, given: Value) -> Va
     }
 }
 
-/// Prints the progress of the calls.
+/// Prints the steps of the calls, and the notes.
 struct Printer;
 
 impl ClientHandler for Printer {
@@ -63,6 +75,14 @@ impl ClientHandler for Printer {
         _: NotificationContext<RoleClient>,
     ) {
         print(&json!({ "step": params.progress, "of": params.total }));
+    }
+
+    async fn on_logging_message(
+        &self,
+        params: LoggingMessageNotificationParam,
+        _: NotificationContext<RoleClient>,
+    ) {
+        print(&json!({ "note": params.data }));
     }
 }
 

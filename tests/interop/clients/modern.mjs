@@ -2,7 +2,7 @@
 
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
 
-import { run } from './count.mjs';
+import { run } from './calls.mjs';
 
 const versionNegotiation = { mode: { pin: '2026-07-28' } };
 const client = new Client({ name: 'interop-modern', version: '1' }, { versionNegotiation });

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-import count
+import calls
 from mcp import Client, MCPError
 
 
 async def main() -> None:
     """Runs the calls."""
-    async with Client(count.URL, mode="2026-07-28") as client:
-        await count.run(client.call_tool, MCPError)
+    async with Client(calls.URL, mode="2026-07-28") as client:
+        await calls.run(client.call_tool, MCPError)
 
 
 asyncio.run(main())

@@ -16,7 +16,10 @@ from ..tap import Tap
 
 PART = "modern"
 VERSION = "2026-07-28"
-CALL = {"to": 5, "interval_ms": 100}
+CALLS = [
+    {"name": "count", "arguments": {"to": 5, "interval_ms": 100}},
+    {"name": "count", "arguments": {"to": 1}},
+]
 CLIENT_SECONDS = 60
 
 TITLE = f"Protocol {VERSION}"
@@ -69,9 +72,7 @@ class Seen:
     def called(self) -> bool:
         """Whether both of the client's calls had their result."""
         lines = [json.loads(line) for line in self.said.splitlines()]
-        return [list(line) for line in lines if "step" not in line] == [["result"], ["next"]] and (
-            "result" in lines[-1]["next"]
-        )
+        return [list(line) for line in lines if "step" not in line] == [["result"]] * len(CALLS)
 
     def words(self) -> str:
         """In a line."""
@@ -152,18 +153,17 @@ async def _measure(before: Tap, behind: Tap, gateway: int, command: list[str] | 
 
 
 async def _follow(command: list[str], port: int) -> str:
-    given = [f"http://127.0.0.1:{port}/mcp", json.dumps(CALL)]
-    pipe, quiet = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *command,
-        *given,
+        *(*command, f"http://127.0.0.1:{port}/mcp"),
         cwd=project.ROOT,
-        stdin=quiet,
+        stdin=pipe,
         stdout=pipe,
         stderr=asyncio.subprocess.STDOUT,
     )
+    calls = "".join(f"{json.dumps(call)}\n" for call in CALLS).encode()
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), CLIENT_SECONDS)
+        output, _ = await asyncio.wait_for(process.communicate(calls), CLIENT_SECONDS)
     finally:
         if process.returncode is None:
             process.kill()
