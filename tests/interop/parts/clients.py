@@ -84,9 +84,9 @@ OUTRO = """
   resumption comes to the other one, which answers it with an empty stream. With `"replay_buffer":
   "local"` the call ends with its error. With `owner.pin_header` set, too, the resumption comes to the
   instance that has the stream, and the call completes.
-* **listening**: no call waits there, so the guard answers HTTP 400. Calls go on as before, but no
-  client tells its application that it doesn't listen any more: TypeScript gives up after two tries,
-  Python after one (the break counts), rmcp goes on trying. Without the guard Python and rmcp ask in
+* **listening**: no call waits there, so the guard answers HTTP 400. Calls go on as before, but the
+  client doesn't listen any more: TypeScript gives up after two tries and tells its `onerror`, Python
+  after one (the break counts) and tells nobody, rmcp goes on trying. Without the guard Python and rmcp ask in
   vain for the same cursor, too, without end; TypeScript loses its cursor with the empty stream, and
   listens anew without one. Another session's cursor brings that session's notes.
 * **listening, session ended** or **deleted**: the next call finds that out. rmcp then begins a new
