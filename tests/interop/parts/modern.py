@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,9 +19,12 @@ from ..tap import Tap
 
 PART = "modern"
 VERSION = "2026-07-28"
-CALL = {"to": 5, "interval_ms": 20}
+CALLS = [
+    {"name": "count", "arguments": {"to": 5, "interval_ms": 20}},
+    {"name": "count", "arguments": {"to": 1}},
+]
 LISTEN = "listen"
-"""What a client does instead of a call."""
+"""The argument of a client that is to listen, and to make no calls."""
 CLIENT_SECONDS = 60
 
 TITLE = f"Protocol {VERSION}"
@@ -93,7 +96,7 @@ class Seen:
     def called(self) -> bool:
         """Whether both of the client's calls had their result."""
         ends = [line for line in self._lines() if "step" not in line]
-        return [list(end) for end in ends] == [["result"], ["next"]] and "result" in ends[1]["next"]
+        return [list(end) for end in ends] == [["result"]] * len(CALLS)
 
     def listened(self) -> bool:
         """Whether the client heard all, and both ends were as they should be."""
@@ -160,7 +163,8 @@ async def run(report: Report, subject: str, quick: bool) -> None:
 
 
 def _cases(client: str, command: list[str]) -> list[Case]:
-    call, listen = (partial(_follow, command, what) for what in (json.dumps(CALL), LISTEN))
+    call = partial(_follow, command, (), CALLS)
+    listen = partial(_follow, command, (LISTEN,), ())
     return [Case(client, call, Seen.called), Case(f"{client}, listens", listen, Seen.listened)]
 
 
@@ -196,19 +200,20 @@ async def _measure(before: Tap, behind: Tap, gateway: int, case: Case) -> Seen:
     return Seen(await _exchanges(before), await _exchanges(behind), said)
 
 
-async def _follow(command: list[str], what: str, port: int) -> str:
-    given = [f"http://127.0.0.1:{port}/mcp", what]
-    pipe, quiet = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+async def _follow(
+    command: list[str], arguments: Sequence[str], calls: Sequence[Any], port: int
+) -> str:
+    pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *command,
-        *given,
+        *(*command, f"http://127.0.0.1:{port}/mcp", *arguments),
         cwd=project.ROOT,
-        stdin=quiet,
+        stdin=pipe,
         stdout=pipe,
         stderr=asyncio.subprocess.STDOUT,
     )
+    lines = "".join(f"{json.dumps(call)}\n" for call in calls).encode()
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), CLIENT_SECONDS)
+        output, _ = await asyncio.wait_for(process.communicate(lines), CLIENT_SECONDS)
     finally:
         if process.returncode is None:
             process.kill()
