@@ -92,10 +92,13 @@ OUTRO = """
 * **listening, session ended** or **deleted**: the next call finds that out. rmcp then begins a new
   session and listens again; with TypeScript and Python the application gets the error and can do so.
   Where notes matter, this is what `"escalation": "session"` is for.
-* **listening, notes lost**: after the cut, which ends the connection once more, rmcp is refused
-  (`below_floor`) and Python has given up, and they hear nothing any more; TypeScript listens anew.
-  Without the guard all of them lose as much, and go on listening. Where later notes are worth more
-  than to be told of the lost ones, set `"replay": {"gap": "report"}`.
+* **listening, notes lost**: with `"replay": {"gap": "cut"}`, the default, the guard ends a listening
+  stream, too, where the server's replay skips notes. **Python's and rmcp's clients then stop
+  listening for good** (Python gives up, rmcp's next tries are refused as `below_floor`), and no
+  application is told; TypeScript listens anew. Without the guard all of them lose the same notes, and
+  go on listening. `"replay": {"gap": "report"}` has the loss in the log and the metrics, and cuts
+  nothing: set it where such clients have to hear later notes. A call that has lost events then
+  completes as well, without an error.
 * **listening, it breaks twice**: Python gives its listening stream up at the second break of a
   session, with or without a gateway.
 * **the cursor's own step twice**: rmcp's server replays from the cursor on, that event included. **it
