@@ -64,6 +64,8 @@ client whose call was settled was watched for 8 more seconds: none resumes it ag
 alone opens one more stream, without a cursor.
 """
 OUTRO = """
+### What the cases show
+
 * **cursor past the head**: the cursor belongs to the sequence of one stream of the session, so the
   guard knows which call waits for it, and ends it with its error. rmcp answers such a resumption
   with an empty stream, which clients take for a reason to come again.
@@ -86,9 +88,9 @@ OUTRO = """
   instance that has the stream, and the call completes.
 * **listening**: no call waits there, so the guard answers HTTP 400. Calls go on as before, but the
   client doesn't listen any more: TypeScript gives up after two tries and tells its `onerror`, Python
-  after one (the break counts) and tells nobody, rmcp goes on trying. Without the guard Python and rmcp ask in
-  vain for the same cursor, too, without end; TypeScript loses its cursor with the empty stream, and
-  listens anew without one. Another session's cursor brings that session's notes.
+  after one (the break counts) and tells nobody, rmcp goes on trying. Without the guard Python and
+  rmcp ask in vain for the same cursor, too, without end; TypeScript loses its cursor with the empty
+  stream, and listens anew without one. Another session's cursor brings that session's notes.
 * **listening, session ended** or **deleted**: the next call finds that out. rmcp then begins a new
   session and listens again; with TypeScript and Python the application gets the error and can do so.
   Where notes matter, this is what `"escalation": "session"` is for.
@@ -267,7 +269,7 @@ CASES = [
     Case("it breaks twice", _broken(times=2), TWICE, TWICE, "uuid"),
     Case("it dies, noticed 2 s later", _broken(**UNNOTICED), RMCP, RMCP),
     Case("it dies, never noticed", _broken(unnoticed_seconds=60.0), RMCP, RMCP),
-    Case("the same, TypeScript's server", _broken(), EXACT, EXACT, "typescript2"),
+    Case("it breaks, TypeScript's server", _broken(), EXACT, EXACT, "typescript2"),
     Case("the server lets it poll", _broken(times=0), EXACT, EXACT, "typescript2", call=POLLED),
     Case(
         "cursor past the head",
@@ -312,7 +314,7 @@ CASES = [
     ),
     Case("events lost, nobody saw them", _broken(down_seconds=2.2), LOST, LOST, call=FAST),
     Case(
-        "the same, the buffer's size is told",
+        "events lost, the buffer's size is told",
         _broken(**UNNOTICED),
         LOST,
         _settled("4400 below_floor"),
