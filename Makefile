@@ -1,5 +1,5 @@
-# The project's commands. rustup, make and python3 are all that must be there: what else is needed
-# is fetched, into target/ and .tools/, which git ignores.
+# The project's commands. rustup, make and python3 are all that must be there (for `interop` also npm,
+# and Python 3.11 or later): what else is needed is fetched, into target/ and .tools/, which git ignores.
 
 PYTHON ?= python3
 VENV := .tools/venv
@@ -50,7 +50,7 @@ demo: build $(VENV)/ready ## See the guard judge a real MCP server's reconnects
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m tests.demo
 
-interop: build $(VENV)/ready ## Try the guard with real clients and servers (ARGS='--only servers' for a part)
+interop: build $(VENV)/ready ## Try the guard with real clients and servers (ARGS=--quick as CI does; ARGS='--only servers' for a part)
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m tests.interop $(ARGS)
 

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! cargo run --example mcp_modern -- serve
-//! cargo run --example mcp_modern -- http://127.0.0.1:8000/mcp '{"to": 5, "interval_ms": 100}'
+//! echo '{"name": "count", "arguments": {"to": 5, "interval_ms": 100}}' |
+//!     cargo run --example mcp_modern -- http://127.0.0.1:8000/mcp
 //! cargo run --example mcp_modern -- http://127.0.0.1:8000/mcp listen
 //! ```
 //!
@@ -12,24 +13,25 @@
 //! resource `count://NUMBER` has changed, and `end_listening` ends the open
 //! `subscriptions/listen` streams; both reach all clients that listen.
 //!
-//! The client does and prints what `tests/interop/clients/modern.mjs` does.
+//! The client makes the calls that come on stdin, and prints what it gets (see the
+//! module `calls`), or, with `listen`, does and prints what
+//! `tests/interop/clients/modern.mjs` does.
 
-use std::{borrow::Cow, error::Error, io::Write, time::Duration};
+mod calls;
+
+use std::{borrow::Cow, error::Error, time::Duration};
 
 use axum::{Router, serve::ListenerExt};
+use calls::{Client, Printer, call, print};
 use rmcp::{
-    ClientHandler, ClientLifecycleMode, ClientServiceExt, ErrorData, RoleClient, RoleServer,
-    ServerHandler,
+    ClientLifecycleMode, ClientServiceExt, ErrorData, RoleServer, ServerHandler,
     handler::server::wrapper::Parameters,
     model::{
-        CallToolRequestParams, ProgressNotificationParam, ProtocolVersion, ServerCapabilities,
-        ServerConfig, ServerNotification, SubscriptionFilter,
+        ProgressNotificationParam, ProtocolVersion, ServerCapabilities, ServerConfig,
+        ServerNotification, SubscriptionFilter,
     },
     schemars::{self, JsonSchema},
-    service::{
-        NotificationContext, RequestContext, RunningService, Subscription, SubscriptionContext,
-        SubscriptionEnd,
-    },
+    service::{RequestContext, Subscription, SubscriptionContext, SubscriptionEnd},
     tool, tool_handler, tool_router,
     transport::{
         StreamableHttpClientTransport,
@@ -39,7 +41,7 @@ use rmcp::{
     },
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, json};
 use tokio::{
     net::TcpListener,
     sync::watch,
@@ -55,8 +57,19 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["serve"] => serve().await,
-        [url, what] => run_client(url, what).await,
-        _ => Err("usage: mcp_modern serve | URL ARGUMENTS | URL listen".into()),
+        [url] => {
+            let client = connect(url).await?;
+            calls::run(&client).await?;
+            Ok(client.cancel().await.map(drop)?)
+        }
+        [url, "listen"] => {
+            let client = connect(url).await?;
+            for ends in ["server", "client"] {
+                listen(&client, ends).await?;
+            }
+            Ok(client.cancel().await.map(drop)?)
+        }
+        _ => Err("usage: mcp_modern serve | URL < CALLS | URL listen".into()),
     }
 }
 
@@ -173,31 +186,11 @@ fn resource(number: u32) -> String {
 
 // The client
 
-type Client = RunningService<RoleClient, Printer>;
-
-async fn run_client(url: &str, what: &str) -> Result<(), Box<dyn Error>> {
+async fn connect(url: &str) -> Result<Client, Box<dyn Error>> {
     let transport = StreamableHttpClientTransport::from_uri(url);
     let preferred_versions = vec![ProtocolVersion::V_2026_07_28];
     let lifecycle = ClientLifecycleMode::Discover { preferred_versions };
-    let client = Printer.serve_with_lifecycle(transport, lifecycle).await?;
-    if what == "listen" {
-        for ends in ["server", "client"] {
-            listen(&client, ends).await?;
-        }
-    } else {
-        print(&call(&client, "count", serde_json::from_str(what)?).await?);
-        print(&json!({ "next": call(&client, "count", json!({ "to": 1 })).await? }));
-    }
-    client.cancel().await?;
-    Ok(())
-}
-
-async fn call(client: &Client, tool: &'static str, given: Value) -> Result<Value, Box<dyn Error>> {
-    let mut params = CallToolRequestParams::new(tool);
-    params.arguments = given.as_object().cloned();
-    let result = client.call_tool(params).await?;
-    let text = result.content.first().and_then(|content| content.as_text());
-    Ok(json!({ "result": text.map(|text| text.text.as_str()) }))
+    Ok(Printer.serve_with_lifecycle(transport, lifecycle).await?)
 }
 
 /// Has the server tell a change, and tell the second one when it has heard of the
@@ -206,7 +199,8 @@ async fn listen(client: &Client, ends: &str) -> Result<(), Box<dyn Error>> {
     let filter = SubscriptionFilter::builder().resource_subscriptions([1, 2].map(resource));
     let mut subscription = client.listen(filter.build()).await?;
     for number in [1, 2] {
-        call(client, "change", json!({ "number": number })).await?;
+        let arguments = Map::from_iter([("number".to_owned(), number.into())]);
+        call(client, "change".to_owned(), arguments).await?;
         match timeout(PATIENCE, subscription.next()).await?? {
             Some(ServerNotification::ResourceUpdatedNotification(update)) => {
                 print(&json!({ "heard": update.params.uri }));
@@ -226,7 +220,7 @@ async fn end(
     if ends == "client" {
         subscription.cancel().await?;
     } else {
-        call(client, "end_listening", json!({})).await?;
+        call(client, "end_listening".to_owned(), Map::new()).await?;
         timeout(PATIENCE, subscription.next()).await??;
     }
     match subscription.end() {
@@ -234,23 +228,4 @@ async fn end(
         Some(SubscriptionEnd::Cancelled) => Ok("by the client"),
         other => Err(format!("ended otherwise: {other:?}").into()),
     }
-}
-
-/// Prints the progress of the calls.
-struct Printer;
-
-impl ClientHandler for Printer {
-    async fn on_progress(
-        &self,
-        params: ProgressNotificationParam,
-        _: NotificationContext<RoleClient>,
-    ) {
-        print(&json!({ "step": params.progress, "of": params.total }));
-    }
-}
-
-/// Errors are left aside: a reader that has gone has seen enough.
-fn print(value: &Value) {
-    let mut stdout = std::io::stdout().lock();
-    drop(writeln!(stdout, "{value}").and_then(|()| stdout.flush()));
 }

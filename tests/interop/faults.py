@@ -13,12 +13,22 @@ from typing import Callable
 
 from tests.harness import client, sse
 from tests.harness.client import Response
+from tests.harness.http1 import Headers
 from tests.harness.upstream import Exchange, Request, Upstream
 
-ARRIVAL_SECONDS = 0.05
-"""What was sent gets this long to arrive before the connection breaks."""
+ARRIVAL_SECONDS = 10.0
+"""What was sent gets this long at most to arrive before the connection breaks."""
 
+_COUNTED = {False: "notifications/progress", True: "notifications/message"}
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "host", "content-length"}
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which of several instances is asked: by its port, or by a header at the gateway before them."""
+
+    port: int
+    headers: Headers = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -26,28 +36,34 @@ class Fault:
     """What goes wrong."""
 
     steps: int = 3
-    """The call's connection breaks after so many progress events."""
+    """The connection breaks after so many steps of the call, or notes of the listening stream."""
+    listening: bool = False
+    """Whether it is the listening stream's, the GET without a cursor, and not the call's."""
     times: int = 1
-    """How often: the next times it is that of the resumption, after as many events more."""
+    """How often: the next times it is that of the resumption, after as many more."""
     unnoticed_seconds: float = 0.0
     """How long the server's side doesn't notice, and goes on sending into the dead path."""
     down_seconds: float = 0.0
     """How long every other connection breaks at once, too."""
     cursor: Callable[[str], str] | None = None
-    """What becomes of a cursor of the call on its way to the server."""
+    """What becomes of a cursor of this stream on its way to the server."""
+    moved: tuple[Route, Route] | None = None
+    """Where the path leads before it breaks, and from then on, if not always to the same port."""
     meanwhile: Callable[[str], Awaitable[None]] | None = None
     """What else happens as it breaks; it is given the session's id."""
 
 
 @dataclass
 class Resumption:
-    """A GET that resumes the broken call, and its answer."""
+    """A GET that resumes the broken stream, and its answer."""
 
     at: float
     status: int
     verdict: str | None
     """The header `mcp-resumption`."""
     events: int = 0
+    cut: bool = False
+    """Whether the answer ended with a reset."""
 
 
 @dataclass
@@ -60,6 +76,10 @@ class Path:
     resumptions: list[Resumption] = field(default_factory=list)
     plain: int = 0
     """How many GETs without a cursor came after the break, in the same session."""
+    listens: bool = False
+    """Whether a GET without a cursor was answered."""
+    arrived: int = 0
+    """How many steps, or notes, the client has shown: its program's reader counts them."""
     initialized: int = 0
     """How many sessions were asked for."""
     breaks: int = 0
@@ -79,6 +99,7 @@ class Path:
         self.log.append((time.monotonic(), words))
         self.initialized += asked == "initialize"
         plain = request.method == "GET" and cursor is None
+        watched = (plain if self.fault.listening else asked == "tools/call") and not self.breaks
         self.plain += plain and self.breaks > 0 and self.initialized == 1
         resumption = None
         if request.method == "GET" and cursor in self._ids:
@@ -89,13 +110,13 @@ class Path:
             await exchange.abort()
             return
         self.log.append((time.monotonic(), f"{words}: {answer.status}"))
+        self.listens |= plain
         if resumption is not None:
             resumption.status = answer.status
             resumption.verdict = answer.header("mcp-resumption")
             self.resumptions.append(resumption)
-        calls = asked == "tools/call" and not self.breaks
         try:
-            await self._relay(exchange, answer, calls, resumption)
+            await self._relay(exchange, answer, watched, resumption)
         finally:
             connection.close()
 
@@ -106,29 +127,37 @@ class Path:
         if resumption is not None and self.fault.cursor is not None:
             cursor = self.fault.cursor(request.header("last-event-id") or "")
             headers = [(name, cursor if name == "last-event-id" else v) for name, v in headers]
-        connection = await client.connect(self.port)
+        route = self._route()
+        connection = await client.connect(route.port)
+        headers += route.headers
         body = request.body if request.method == "POST" else None
         return await connection.request(request.method, request.path, headers, body), connection
 
+    def _route(self) -> Route:
+        before, after = self.fault.moved or (Route(self.port), Route(self.port))
+        return after if self.breaks else before
+
     async def _relay(
-        self, exchange: Exchange, answer: Response, calls: bool, resumption: Resumption | None
+        self, exchange: Exchange, answer: Response, watched: bool, resumption: Resumption | None
     ) -> None:
         kept = [h for h in answer.headers if h[0] not in _HOP_BY_HOP - {"content-length"}]
         await exchange.start(answer.status, kept)
         decoder, steps = sse.Decoder(), 0
         async for piece in _pieces(answer, exchange):
             await exchange.send(piece)
-            if not calls and resumption is None:
+            if not watched and resumption is None:
                 continue
             for event in decoder.feed(piece):
                 self._ids.add(event.id)
-                steps += "notifications/progress" in (event.data or "")
+                steps += _COUNTED[self.fault.listening] in (event.data or "")
                 if resumption is not None:
                     resumption.events += 1
             if steps >= self.fault.steps and self.breaks < self.fault.times:
                 await self._break(exchange, answer)
                 return
         if answer.ended == "reset":
+            if resumption is not None:
+                resumption.cut = True
             await exchange.abort()
 
     async def _break(self, exchange: Exchange, answer: Response) -> None:
@@ -137,7 +166,9 @@ class Path:
         if self.fault.meanwhile is not None:
             await self.fault.meanwhile(exchange.request.header("mcp-session-id") or "")
         self.breaks += 1
-        await asyncio.sleep(ARRIVAL_SECONDS)
+        deadline = time.monotonic() + ARRIVAL_SECONDS
+        while self.arrived < self.breaks * self.fault.steps and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
         self._up_at = time.monotonic() + self.fault.down_seconds
         await exchange.abort()
         try:

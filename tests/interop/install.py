@@ -39,7 +39,9 @@ class Missing(SystemExit):
 def npm() -> Path:
     """The folder with the npm packages in its node_modules."""
     if shutil.which("npm") is None:
-        raise Missing("npm is missing: install Node.js, any version; a newer node comes with it")
+        raise Missing(
+            "npm is missing: install Node.js with npm 7 or later; a newer node comes with it"
+        )
     folder = FOLDER / "npm"
     sources = [SOURCES / "npm" / name for name in ("package.json", "package-lock.json")]
 
@@ -85,7 +87,10 @@ def npm_program(package: str, name: str) -> list[str]:
 def python(name: str) -> str:
     """The Python of one of the virtual environments."""
     if sys.version_info < (3, 11):
-        raise Missing(f"Python 3.11 or later is needed, fastmcp asks for it; this is {sys.version}")
+        raise Missing(
+            f"Python 3.11 or later is needed, fastmcp asks for it; this is {sys.version}.\n"
+            "Remove .tools/venv, and say which: make interop PYTHON=python3.11"
+        )
     folder = FOLDER / name
     pins = SOURCES / "python" / f"{name}.txt"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,9 @@ COMPLETE = f"steps 1-{STEPS}, result"
 ALL_AT_ONCE = f"steps 1-{BURST}, result"
 AT_RANDOM = "events LOST, TWICE or out of order, at random"
 CONTINUE = "continue"
+
+_trials = itertools.count(1)
+"""Each has a name of its own in the access log, that of a second try, too."""
 
 
 class Tools(Protocol):
@@ -425,7 +429,7 @@ async def measure(
     server: Tools, case: Case, port: int, place: str, envoy: Envoy | None, tap: Tap | None
 ) -> Measured:
     """Runs a case at a place; `envoy` is the gateway there, if it is one, with the tap behind."""
-    trial = Trial(server, port, f"{place}: {case.name}")
+    trial = Trial(server, port, f"{place}: {case.name} ({next(_trials)})")
     try:
         words = await asyncio.wait_for(case.run(trial), CASE_SECONDS)
     except asyncio.TimeoutError:

@@ -28,8 +28,17 @@ class ProgramFailed(Exception):
 @contextmanager
 def server(command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[int]:
     """A program that writes `listening on ADDRESS:PORT` when it listens; gives the port."""
+    with servers(command, 1, env) as (port,):
+        yield port
+
+
+@contextmanager
+def servers(
+    command: Sequence[str], count: int, env: Mapping[str, str] | None = None
+) -> Iterator[list[int]]:
+    """The same with so many ports."""
     with _program(command, env) as (process, output):
-        yield int(_wait_for(process, output, re.compile(r"listening on \S*:(\d+)\s"))[1])
+        yield _wait_for_ports(process, output, count)
 
 
 @contextmanager
@@ -106,13 +115,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _wait_for(process: Any, output: Any, pattern: re.Pattern[str]) -> re.Match[str]:
+def _wait_for_ports(process: Any, output: Any, count: int) -> list[int]:
     deadline = time.monotonic() + START_SECONDS
     while True:
         with open(output.name, errors="replace") as written:
-            found = pattern.search(written.read())
-        if found:
-            return found
+            found = re.findall(r"listening on \S*:(\d+)\s", written.read())
+        if len(found) >= count:
+            return [int(port) for port in found]
         if process.poll() is not None or time.monotonic() > deadline:
             raise ProgramFailed(_tail(output))
         time.sleep(0.02)

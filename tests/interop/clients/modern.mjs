@@ -1,14 +1,15 @@
 // The TypeScript SDK 2.x as a client of the protocol 2026-07-28, and of no older one. Given
-// `listen` instead of a call's arguments, it listens to two resources twice: it has the server
-// change the first one, and the second one when it has heard of that, and then the server ends the
-// stream, the second time the client. What it heard and who ended goes to stdout, as JSON.
+// `listen` after the URL, it makes no calls from stdin, but listens to two resources twice: it has
+// the server change the first one, and the second one when it has heard of that, and then the
+// server ends the stream, the second time the client. What it heard and who ended goes to stdout,
+// as JSON.
 
 import { EventEmitter, once } from 'node:events';
 import { setTimeout } from 'node:timers/promises';
 
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
 
-import { print, run } from './count.mjs';
+import { print, run } from './calls.mjs';
 
 // How long it waits for a change, or for the end, of which it knows that the server has sent it.
 const PATIENCE_MS = 5000;

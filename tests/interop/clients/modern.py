@@ -1,5 +1,5 @@
 """The Python SDK 2.x as a client of the protocol 2026-07-28, and of no older one. Given `listen`
-instead of a call's arguments, it does and prints what modern.mjs does."""
+after the URL, it does and prints what modern.mjs does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import sys
 
-import count
+import calls
 from mcp import Client, MCPError
 
 PATIENCE_SECONDS = 5.0
@@ -15,13 +15,13 @@ PATIENCE_SECONDS = 5.0
 
 
 async def main() -> None:
-    """Runs the calls, or listens."""
-    async with Client(count.URL, mode="2026-07-28") as client:
-        if sys.argv[2] == "listen":
+    """Makes the calls, or listens."""
+    async with Client(calls.URL, mode="2026-07-28") as client:
+        if sys.argv[2:] == ["listen"]:
             for ends in ("server", "client"):
                 await _listen(client, ends)
         else:
-            await count.run(client.call_tool, MCPError)
+            await calls.run(client.call_tool, MCPError)
 
 
 async def _listen(client: Client, ends: str) -> None:
@@ -29,13 +29,13 @@ async def _listen(client: Client, ends: str) -> None:
         for number in (1, 2):
             await client.call_tool("change", {"number": number})
             update = await asyncio.wait_for(updates.__anext__(), PATIENCE_SECONDS)
-            count.show({"heard": update.uri})
+            calls.show({"heard": update.uri})
         if ends == "server":
             await client.call_tool("end_listening", {})
             with contextlib.suppress(StopAsyncIteration):
                 update = await asyncio.wait_for(updates.__anext__(), PATIENCE_SECONDS)
                 raise AssertionError(f"not the end: {update}")
-    count.show({"ended": f"by the {ends}"})
+    calls.show({"ended": f"by the {ends}"})
 
 
 asyncio.run(main())

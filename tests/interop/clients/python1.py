@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-import count
+import calls
 from mcp import ClientSession, McpError
 from mcp.client.streamable_http import streamable_http_client
 
 
 async def main() -> None:
     """Runs the calls in a session."""
-    transport = streamable_http_client(count.URL)
-    async with transport as (read, write, _), ClientSession(read, write) as session:
+    transport = streamable_http_client(calls.URL)
+    async with (
+        transport as (read, write, _),
+        ClientSession(read, write, logging_callback=calls.note) as session,
+    ):
         await session.initialize()
-        await count.run(session.call_tool, McpError)
+        await calls.run(session.call_tool, McpError)
 
 
 asyncio.run(main())

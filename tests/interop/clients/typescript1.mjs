@@ -3,7 +3,7 @@
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
 
-import { run } from './count.mjs';
+import { run } from './calls.mjs';
 
 const client = new Client({ name: 'interop-typescript1', version: '1' });
 await run(client, {

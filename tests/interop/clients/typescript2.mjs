@@ -2,7 +2,7 @@
 
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
 
-import { run } from './count.mjs';
+import { run } from './calls.mjs';
 
 const client = new Client({ name: 'interop-typescript2', version: '1' });
 await run(client, {

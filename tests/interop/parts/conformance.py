@@ -11,13 +11,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.harness import project
 
 from .. import install, running
-from ..results import Report, Result, Section
+from ..results import Report, Result, Section, or_again
 
 PART = "conformance"
 PACKAGE = "@modelcontextprotocol/conformance"
@@ -90,12 +91,26 @@ async def run(report: Report, subject: str, quick: bool) -> None:
     report.begin(Section(TITLE, INTRO, OUTRO))
     version = install.version("npm", PACKAGE)
     if subject in "server scenarios":
-        await _servers(report, f"{PACKAGE} {version}: server scenarios")
+        await _servers(report, f"{PACKAGE} {version}: server scenarios", quick)
     if subject in "client scenarios":
         await _clients(report, f"{PACKAGE} {version}: client scenarios")
 
 
-async def _servers(report: Report, subject: str) -> None:
+async def _servers(report: Report, subject: str, quick: bool) -> None:
+    first = await _server_scenarios(subject)
+    # The suite runs them all, so a second try is one for all.
+    second: dict[str, Result] = {}
+
+    async def again(case: str) -> Result:
+        if not second:
+            second.update(await _server_scenarios(subject))
+        return second.get(case, first[case])
+
+    for case, result in first.items():
+        report.add(await or_again(result, quick, partial(again, case)))
+
+
+async def _server_scenarios(subject: str) -> dict[str, Result]:
     program = install.node_program(install.SOURCES / "servers" / "conformance.mjs")
     with running.server(program) as server, running.gateway(server) as envoy:
         both = _all_server_scenarios(server), _all_server_scenarios(envoy.port)
@@ -105,12 +120,15 @@ async def _servers(report: Report, subject: str) -> None:
             for (name, labels), value in envoy.stats().items()
             if name == "mcp_resume_guard_resumptions"
         }
-    for name in sorted(direct.keys() | gateway.keys()):
-        _add(report, subject, name, direct.get(name), gateway.get(name))
+    results = [
+        _compared(subject, name, direct.get(name), gateway.get(name))
+        for name in sorted(direct.keys() | gateway.keys())
+    ]
     # It was the guard that all this went through, and it had one resumption to judge.
     words = ", ".join(f"{count} `{outcome}`" for outcome, count in sorted(judged.items()))
     right = judged == {"continue": 1}
-    report.add(Result(PART, subject, "resumptions judged", "-", words or "none", right))
+    results.append(Result(PART, subject, "resumptions judged", "-", words or "none", right))
+    return {result.case: result for result in results}
 
 
 async def _all_server_scenarios(port: int) -> dict[str, Checks]:
@@ -129,7 +147,7 @@ async def _clients(report: Report, subject: str) -> None:
             direct, gateway = await asyncio.gather(*both)
             if direct == gateway:
                 break
-        _add(report, subject, name, direct, gateway)
+        report.add(_compared(subject, name, direct, gateway))
 
 
 async def _client_scenario(name: str, client: list[str]) -> Checks | None:
@@ -163,12 +181,10 @@ def _read(file: Path) -> Checks:
     return Checks.of(json.loads(file.read_text()))
 
 
-def _add(
-    report: Report, subject: str, name: str, direct: Checks | None, gateway: Checks | None
-) -> None:
+def _compared(subject: str, name: str, direct: Checks | None, gateway: Checks | None) -> Result:
     words = [checks.words() if checks else "DIDN'T RUN" for checks in (direct, gateway)]
     same = direct is not None and direct == gateway
-    report.add(Result(PART, subject, name, *words, same, "the same through the gateway"))
     if not same:
         only = [set(checks.found) if checks else set() for checks in (direct, gateway)]
         print(f"only directly: {sorted(only[0] - only[1])}\nonly here: {sorted(only[1] - only[0])}")
+    return Result(PART, subject, name, *words, same, "the same through the gateway")

@@ -1,7 +1,7 @@
-"""What the two Python clients have in common: they call the tool `count` with the arguments that
-they are given as JSON, and then once more, shortly, to see whether the session still works. What
-they get goes to stdout, a JSON object a line: a step, how the call ended, how the next
-one did. They end when stdin does. They run in virtual environments of their own."""
+"""What the Python clients have in common. Each line that comes on stdin is a tool call,
+`{"name": …, "arguments": …}`; they make one after the other, and end when stdin does. What they get
+goes to stdout, a JSON object a line: a step of a call, a note (a log message, which comes on the
+listening stream), how a call ended. They run in virtual environments of their own."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ def show(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 
+async def note(params: Any) -> None:
+    """Is given to the SDK for the log messages."""
+    show({"note": params.data})
+
+
 async def run(call_tool: CallTool, error: type[Exception]) -> None:
     """Makes the calls; `error` is what the SDK raises for an error of JSON-RPC."""
-    show(await _count(call_tool, error, json.loads(sys.argv[2])))
-    show({"next": await _count(call_tool, error, {"to": 1})})
-    await asyncio.to_thread(sys.stdin.read)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        show(await _made(call_tool, error, json.loads(line)))
 
 
-async def _count(call_tool: CallTool, error: type[Exception], given: Any) -> Any:
+async def _made(call_tool: CallTool, error: type[Exception], call: Any) -> Any:
     try:
-        result = await call_tool("count", given, progress_callback=_progress)
+        result = await call_tool(call["name"], call["arguments"], progress_callback=_progress)
         return {"result": result.content[0].text}
     except error as raised:
         found: Any = raised.error  # type: ignore[attr-defined]
