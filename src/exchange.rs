@@ -16,6 +16,7 @@ use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
 use crate::headers::Field;
 use crate::jsonrpc::{Calls, SentIds};
+use crate::ledger::stream::History;
 use crate::ledger::table::Session;
 use crate::ledger::{Access, Ledger};
 use crate::owner::Instance;
@@ -143,6 +144,8 @@ pub struct Exchange {
     cursor: Option<EventId>,
     /// Where it carries on, if that is known.
     resumed: Option<CarriedOn>,
+    /// What was read of its session.
+    history: Option<Box<History>>,
     body: Body,
     recorder: Option<Box<Recorder>>,
     /// Who answers.
@@ -181,6 +184,7 @@ impl Exchange {
                 _ => None,
             },
             resumed: None,
+            history: None,
             body: Body::Unread,
             recorder: None,
             instance: None,
@@ -249,6 +253,7 @@ impl Exchange {
             Carries::Known(carried.stream.number, carried.stream.kind)
         });
         self.resumed = stream;
+        self.history = history.map(Box::new);
         let (ruling, reply) = self.rule(guard, at, verdict, &pending);
         step.ruling = Some(ruling);
         step.count = reply.is_some().then_some(ruling);
@@ -511,6 +516,7 @@ impl Exchange {
             request::limit(&guard.config),
             calls,
         )
+        .with_history(self.history.take().filter(|h| h.session.fingerprint == session))
         .sent_by(
             self.instance.clone(),
             at.now_us,

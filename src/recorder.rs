@@ -113,6 +113,8 @@ pub struct Recorder {
     /// What there is of the session, while it isn't known which of its streams
     /// this is.
     candidates: Option<History>,
+    /// What was read of the session, as long as nobody has used it up.
+    history: Option<Box<History>>,
     loaded: bool,
     own: Option<Record>,
     lane: Option<OwnLane>,
@@ -165,6 +167,15 @@ pub struct Recorder {
     saw_id: bool,
 }
 
+/// How a lane is this connection's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Held {
+    /// As it was.
+    Still,
+    /// Opened just now: what others have of the stream has been read, too.
+    Anew,
+}
+
 struct OwnLane {
     number: u8,
     way: u8,
@@ -200,6 +211,7 @@ impl Recorder {
             others: Vec::new(),
             elsewhere: Vec::new(),
             candidates: None,
+            history: None,
             loaded: false,
             own: None,
             lane: None,
@@ -234,6 +246,18 @@ impl Recorder {
     /// Somebody else looks at the order in which ids come again.
     pub(crate) fn leave_order(&mut self) {
         self.notes_order = false;
+    }
+
+    /// What was read of the session when the request came.
+    pub(crate) fn with_history(mut self, history: Option<Box<History>>) -> Self {
+        self.history = history;
+        self
+    }
+
+    /// What was read of the session, if that was just now.
+    fn take_history<S: Store>(&mut self, at: &Access<'_, S>) -> Option<History> {
+        let is_new = |history: &History| at.now_ms.saturating_sub(history.read_ms) < VALID_MS;
+        self.history.take().map(|history| *history).filter(is_new)
     }
 
     /// It resumes from a cursor that is known.
@@ -402,10 +426,9 @@ impl Recorder {
             self.doubt_floor(ledger, at, &batch);
             let is_of_others = self.of_others.is_some()
                 && batch.with_ids().any(|(id, event)| self.knows(id, event));
-            if batch.with_ids().all(|(id, event)| self.knows(id, event)) {
-                batch.with_ids().for_each(|(id, event)| self.see_again(id, event.data));
-            } else {
-                keys = self.keep_new(ledger, at, &batch);
+            match batch.with_ids().position(|(id, event)| !self.knows(id, event)) {
+                None => batch.with_ids().for_each(|(id, event)| self.see_again(id, event.data)),
+                Some(first_new) => keys = self.keep_new(ledger, at, &batch, first_new),
             }
             if is_of_others && let Some(stream) = self.of_others.take() {
                 ledger.disown(at, self.session, stream);
@@ -474,26 +497,27 @@ impl Recorder {
         self.records().map(|record| record.ordinal(0)).max().unwrap_or(0)
     }
 
-    /// Takes up the ids that are new. Gives what the index has to be told once
-    /// they are written.
+    /// Takes up the ids that are new; `first_new` is the first of them, as far
+    /// as this connection knows. Gives what the index has to be told once they
+    /// are written.
     fn keep_new<S: Store>(
         &mut self,
         ledger: &Ledger,
         at: &mut Access<'_, S>,
         batch: &Batch,
+        first_new: usize,
     ) -> Vec<u64> {
         let mut keys = Vec::new();
         let Some((first, _)) = batch.with_ids().next() else { return keys };
         if self.own.is_none() {
             self.hint = first.whole as u32;
         }
-        if !self.hold_lane(ledger, at) {
-            return keys;
-        }
+        let Some(held) = self.hold_lane(ledger, at) else { return keys };
         let ids_per_stream = ledger.shape().ids;
-        for (id, event) in batch.with_ids() {
+        for (number, (id, event)) in batch.with_ids().enumerate() {
             let data = event.data;
-            if self.knows(id, event) {
+            let is_new = held == Held::Still && number == first_new;
+            if !is_new && self.knows(id, event) {
                 self.see_again(id, data);
                 continue;
             }
@@ -615,13 +639,14 @@ impl Recorder {
         if std::mem::replace(&mut self.loaded, true) || self.carries == Carries::NewStream {
             return;
         }
-        let Some(history) = ledger.history(at, self.session) else { return };
+        let history = self.take_history(at).or_else(|| ledger.history(at, self.session));
+        let Some(history) = history else { return };
         if self.carries == Carries::Unknown {
             self.candidates = Some(history);
             return;
         }
-        for stream in history.streams {
-            if self.carries.continues(&stream) {
+        for stream in &history.streams {
+            if self.carries.continues(stream) {
                 let instance = self.instance.as_ref();
                 let floor = instance.and_then(|i| history.session.floor(stream.number, i.id));
                 self.floor = floor.copied();
@@ -631,11 +656,12 @@ impl Recorder {
                     && self.is_local
                     && stream.lanes.iter().any(|lane| lane.owner != owner);
                 self.of_others = is_of_others.then_some(stream.number);
-                self.others = stream.records;
+                self.others.clone_from(&stream.records);
             } else {
-                self.elsewhere.extend(stream.records);
+                self.elsewhere.extend_from_slice(&stream.records);
             }
         }
+        self.history = Some(Box::new(history));
     }
 
     /// A resumption whose cursor wasn't known carries on the stream of the
@@ -700,16 +726,16 @@ impl Recorder {
         }
     }
 
-    /// Makes sure that the record's lane is this connection's own. False if
+    /// Makes sure that the record's lane is this connection's own. `None` if
     /// the directory could not be written: then the session is in doubt.
-    fn hold_lane<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) -> bool {
+    fn hold_lane<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>) -> Option<Held> {
         if let Some(lane) = &mut self.lane {
             if at.now_ms.saturating_sub(lane.checked_ms) < VALID_MS {
-                return true;
+                return Some(Held::Still);
             }
             if ledger.holds_lane(at, self.session, lane.number, self.nonce) {
                 lane.checked_ms = at.now_ms;
-                return true;
+                return Some(Held::Still);
             }
         }
         let opening = Opening {
@@ -723,7 +749,13 @@ impl Recorder {
             is_local: self.is_local,
         };
         self.lost_with = opening.lost_with;
-        let Some(opened) = ledger.open_lane(at, &opening) else { return false };
+        // Whoever still writes may have written more.
+        let is_final = |stream: &Stream| stream.lanes.iter().all(|lane| lane.closed);
+        let known = self.take_history(at).filter(|history| {
+            let mut streams = history.streams.iter();
+            streams.find(|stream| self.carries.continues(stream)).is_some_and(is_final)
+        });
+        let opened = ledger.open_lane(at, &opening, known)?;
         self.lost_with = None;
         self.lane = Some(OwnLane {
             number: opened.lane,
@@ -740,7 +772,7 @@ impl Recorder {
         if self.own.is_some() {
             // It stands behind others now that are newer than its first ids.
             self.unordered |= !self.others.is_empty();
-            return true;
+            return Some(Held::Anew);
         }
         let count_before = self.others.iter().map(|r| r.count).fold(0, u64::saturating_add);
         let taken = opened.taken_over.as_ref().map_or(0, |record| record.count);
@@ -752,7 +784,7 @@ impl Recorder {
             Some(record) => record.taken_over_by(self.nonce),
             None => Record::new(self.nonce, count_before),
         });
-        true
+        Some(Held::Anew)
     }
 
     /// Writes what has changed.
@@ -761,7 +793,8 @@ impl Recorder {
         // too.
         let belongs = (self.answered || self.repeats || self.unordered || self.passed_over)
             && self.carries != Carries::NewStream;
-        if self.changed && (self.lane.is_some() || belongs) && self.hold_lane(ledger, at) {
+        if self.changed && (self.lane.is_some() || belongs) && self.hold_lane(ledger, at).is_some()
+        {
             self.write(at);
         }
     }

@@ -172,15 +172,20 @@ impl Ledger {
 
     /// Opens a lane for a connection that brings an id which isn't known yet:
     /// takes over the stream's newest record if its writer has ended, or else
-    /// begins one. `None` if that was given up; the session is in doubt then.
+    /// begins one. `known` is what was read of the session, if it was. `None`
+    /// if that was given up; the session is in doubt then.
     pub(crate) fn open_lane<S: Store>(
         &self,
         at: &mut Access<'_, S>,
         opening: &Opening,
+        known: Option<History>,
     ) -> Option<Opened> {
         // A new stream needs no look at the others, unless one has to go.
         let is_new = matches!(opening.carries, Carries::NewStream | Carries::Unknown);
-        let mut history = (!is_new).then(|| self.history(at, opening.session)).flatten();
+        let mut history = match known {
+            None if !is_new => self.history(at, opening.session),
+            known => known,
+        };
         for _ in 0..MAX_TRIES {
             match self.try_open_lane(at, opening, history.as_ref()) {
                 Ok(Some(opened)) => return Some(opened),
@@ -415,7 +420,12 @@ impl Ledger {
             stream.lanes.push(lane.clone());
             stream.records.extend(record);
         }
-        History { session, streams: streams.into_values().collect(), unreadable }
+        History {
+            read_ms: at.now_ms,
+            session,
+            streams: streams.into_values().collect(),
+            unreadable,
+        }
     }
 
     fn change_session<S: Store, T>(

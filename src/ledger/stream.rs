@@ -183,6 +183,8 @@ impl Stream {
 /// What the ledger has of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct History {
+    /// When it was read, in milliseconds.
+    pub read_ms: u64,
     /// Its slot.
     pub session: Session,
     /// Its streams.
