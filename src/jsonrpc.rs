@@ -72,9 +72,6 @@ impl Calls {
     /// The fingerprints of the ids that the data of an event answers; `None`
     /// if that can't be told.
     pub fn answered_by(secret: &Secret, data: &[u8]) -> Option<Vec<u64>> {
-        if METHOD_FIRST.iter().any(|first| data.starts_with(first)) {
-            return Some(Vec::new());
-        }
         let answers = messages(data)?;
         let answers = answers.iter().filter(|m| !m.method.0 && (m.result.0 || m.error.0));
         Some(answers.map(|message| message.rpc_id().fingerprint(secret)).collect())
@@ -151,9 +148,9 @@ impl Message<'_> {
     }
 }
 
-/// How SDKs begin a notification or a request. It is no answer, and needn't be
-/// parsed.
-const METHOD_FIRST: [&[u8]; 2] = [br#"{"jsonrpc":"2.0","method":""#, br#"{"method":""#];
+/// How SDKs begin a notification or a request. What has a method is no answer,
+/// and needn't be read.
+pub const METHOD_FIRST: &[&[u8]] = &[br#"{"jsonrpc":"2.0","method":""#, br#"{"method":""#];
 
 /// One message, or a batch.
 fn messages(text: &[u8]) -> Option<Vec<Message<'_>>> {

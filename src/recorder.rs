@@ -11,7 +11,7 @@
 
 use crate::event_id::{EventId, IdReader, comes_back_unchanged, trim};
 use crate::fingerprint::SessionFingerprint;
-use crate::jsonrpc::{Calls, SentIds};
+use crate::jsonrpc::{Calls, METHOD_FIRST, SentIds};
 use crate::ledger::index::How;
 use crate::ledger::record::Record;
 use crate::ledger::stream::{History, Stream};
@@ -201,7 +201,7 @@ impl Recorder {
             session,
             carries,
             nonce,
-            decoder: Decoder::new(id_limit),
+            decoder: Decoder::new(id_limit).leaving_out(METHOD_FIRST),
             ids: IdReader::default(),
             id_limit,
             calls,
@@ -399,6 +399,7 @@ impl Recorder {
             if reads_answers && has_data {
                 let read = match event.data {
                     Data::Captured(data) => Calls::answered_by(secret, data),
+                    Data::LeftOut => Some(Vec::new()),
                     // It may have been the answer.
                     Data::Empty | Data::Passed | Data::TooLong => None,
                 };

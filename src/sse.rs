@@ -34,6 +34,8 @@ pub enum Data<'a> {
     Empty,
     /// There is some, and it was not captured.
     Passed,
+    /// There is some, and it begins as data does that is left out.
+    LeftOut,
     /// There is some, longer than [`DATA_LIMIT`].
     TooLong,
     /// The data, its lines joined by LF.
@@ -73,6 +75,10 @@ pub struct Decoder {
     capture: bool,
     /// Whether the data of this event is captured.
     capturing: bool,
+    /// How data begins that isn't captured.
+    beginnings_left_out: &'static [&'static [u8]],
+    /// The data of this event began so.
+    left_out: bool,
 
     /// How much of the byte order mark has matched; `BOM.len()` once that is
     /// decided.
@@ -104,6 +110,8 @@ impl Decoder {
             id_limit,
             capture: false,
             capturing: false,
+            beginnings_left_out: &[],
+            left_out: false,
             bom: 0,
             after_cr: false,
             field: Field::Name,
@@ -119,6 +127,13 @@ impl Decoder {
             data: Vec::new(),
             data_too_long: false,
         }
+    }
+
+    /// Data that begins so is left out, if its beginning comes in one piece:
+    /// what is most of a stream needn't be copied.
+    pub fn leaving_out(mut self, beginnings: &'static [&'static [u8]]) -> Self {
+        self.beginnings_left_out = beginnings;
+        self
     }
 
     /// Whether the data of events is captured whose data begins from now on.
@@ -237,6 +252,13 @@ impl Decoder {
     }
 
     fn capture_data(&mut self, bytes: &[u8]) {
+        if self.capturing
+            && self.data.is_empty()
+            && self.beginnings_left_out.iter().any(|beginning| bytes.starts_with(beginning))
+        {
+            self.capturing = false;
+            self.left_out = true;
+        }
         if self.capturing && !self.data_too_long {
             self.data_too_long = self.data.len().saturating_add(bytes.len()) > DATA_LIMIT;
             append_up_to(&mut self.data, bytes, DATA_LIMIT);
@@ -279,6 +301,7 @@ impl Decoder {
                 },
                 data: match () {
                     () if !self.has_data => Data::Empty,
+                    () if self.left_out => Data::LeftOut,
                     () if self.data_too_long => Data::TooLong,
                     () if self.data.is_empty() => Data::Passed,
                     () => Data::Captured(&self.data),
@@ -291,6 +314,7 @@ impl Decoder {
         self.has_data = false;
         self.data.clear();
         self.data_too_long = false;
+        self.left_out = false;
     }
 }
 
@@ -437,6 +461,28 @@ mod tests {
             assert_eq!(event.id, IdField::TooLong);
             assert_eq!(event.data, Data::TooLong);
         });
+    }
+
+    #[test]
+    fn data_that_begins_so_is_left_out() {
+        let mut decoder = Decoder::new(16).leaving_out(&[b"{\"method\":"]);
+        decoder.capture(true);
+        let mut seen = Vec::new();
+        let mut sink = |event: Dispatched<'_>| {
+            seen.push(match event.data {
+                Data::Captured(data) => String::from_utf8_lossy(data).into_owned(),
+                other => format!("{other:?}"),
+            });
+        };
+        let whole = b"data:{\"method\":1}\ndata:2\n\ndata: {\"id\":{\"method\":1}}\n\n";
+        decoder.feed(whole, &mut sink);
+        for piece in [&b"data:{\"met"[..], b"hod\":1}\n\n", b"data\ndata:{\"method\":1}\n\n"] {
+            decoder.feed(piece, &mut sink);
+        }
+        assert_eq!(
+            seen,
+            ["LeftOut", "{\"id\":{\"method\":1}}", "{\"method\":1}", "\n{\"method\":1}"]
+        );
     }
 
     #[test]

@@ -129,7 +129,7 @@ fn seen(event: &Dispatched<'_>) -> Event {
     };
     let data = match event.data {
         Data::Empty => Payload::Empty,
-        Data::Passed => Payload::Passed,
+        Data::Passed | Data::LeftOut => Payload::Passed,
         Data::TooLong => Payload::TooLong,
         Data::Captured(data) => Payload::Whole(data.to_vec()),
     };

@@ -47,8 +47,9 @@ pub struct Events {
     /// Whether the answer comes at the end. Without it the connection ends
     /// cleanly before: the client is to come back (MCP 2025-11-25).
     pub answer: bool,
-    /// In blocks of `Bulk`, of which there are `count`.
-    pub bulk: bool,
+    /// In blocks of `Bulk` with events of so many bytes; there are `count`
+    /// blocks.
+    pub bulk: Option<usize>,
 }
 
 /// Events that follow a cursor.

@@ -43,14 +43,19 @@ pub fn parse_cursor(cursor: &str) -> Option<(Uuid, u64)> {
 
 /// A notification, with the time at which it was made.
 pub fn event(id: &str, index: u64) -> String {
+    event_of(EVENT_BYTES, id, index)
+}
+
+/// The same with so many bytes.
+fn event_of(bytes: usize, id: &str, index: u64) -> String {
     let mut event = format!(
         "id: {id}\ndata: {{\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\
          \"params\":{{\"level\":\"info\",\"data\":\"{AT}{:020} n {index} ",
         now_ns()
     );
     const END: &str = "\"}}\n\n";
-    debug_assert!(event.len() + END.len() <= EVENT_BYTES);
-    while event.len() < EVENT_BYTES - END.len() {
+    debug_assert!(event.len() + END.len() <= bytes);
+    while event.len() < bytes - END.len() {
         event.push('.');
     }
     event + END
@@ -91,6 +96,8 @@ pub fn now_ns() -> u64 {
 /// A great body of events, made once: of each copy that is sent only the
 /// stream's name and the indices differ.
 pub struct Bulk {
+    /// Bytes of an event.
+    pub event_bytes: usize,
     block: Vec<u8>,
     places: Vec<usize>,
 }
@@ -103,11 +110,12 @@ impl Bulk {
     pub const FIRST: u64 = 1_000_000;
 
     /// Makes the block.
-    pub fn new() -> Self {
-        let event = event(&cursor(Uuid::nil(), Self::FIRST), Self::FIRST);
+    pub fn new(event_bytes: usize) -> Self {
+        let event = event_of(event_bytes, &cursor(Uuid::nil(), Self::FIRST), Self::FIRST);
         let events = Self::BLOCK / event.len();
         let place = event.find("id: ").map_or(0, |place| place + "id: ".len());
         Bulk {
+            event_bytes,
             block: event.repeat(events).into_bytes(),
             places: (0..events).map(|n| n * event.len() + place).collect(),
         }
@@ -151,10 +159,10 @@ mod tests {
     #[test]
     fn a_bulk_is_events_with_consecutive_ids() {
         let stream = Uuid::new_v4();
-        let mut bulk = Bulk::new();
+        let mut bulk = Bulk::new(1000);
         let count = bulk.events();
         let block = bulk.block(stream, Bulk::FIRST + 5);
-        let ids = block.chunks(EVENT_BYTES).map(|event| id_of(event).and_then(parse_cursor));
+        let ids = block.chunks(1000).map(|event| id_of(event).and_then(parse_cursor));
         let expected = (0..count).map(|n| Some((stream, Bulk::FIRST + 5 + n)));
         assert!(ids.eq(expected));
     }

@@ -122,16 +122,17 @@ async fn post(state: &State, connection: &mut Connection, body: &[u8]) -> Result
             let stream = Uuid::new_v4();
             state.streams.borrow_mut().insert(stream);
             let (mut rest, index) = match (events.bulk, events.ticket) {
-                (true, _) => {
+                (Some(event_bytes), _) => {
                     connection.write(STREAM_HEAD).await?;
-                    (Vec::new(), send_bulk(state, connection, stream, events.count).await?)
+                    let blocks = events.count;
+                    (Vec::new(), send_bulk(state, connection, stream, event_bytes, blocks).await?)
                 }
-                (false, Some(ticket)) => {
+                (None, Some(ticket)) => {
                     connection.write(STREAM_HEAD).await?;
                     send_on_signals(state, connection, stream, &events, ticket).await?;
                     (Vec::new(), events.count)
                 }
-                (false, None) => {
+                (None, None) => {
                     let mut all = STREAM_HEAD.to_vec();
                     for index in 0..events.count {
                         all.extend(chunk(&sse::event(&events.ids.id(stream, index), index)));
@@ -175,10 +176,11 @@ async fn send_bulk(
     state: &State,
     connection: &mut Connection,
     stream: Uuid,
+    event_bytes: usize,
     blocks: u64,
 ) -> Result<u64> {
-    let bulk = state.bulk.take();
-    let mut bulk = bulk.unwrap_or_else(Bulk::new);
+    let bulk = state.bulk.take().filter(|bulk| bulk.event_bytes == event_bytes);
+    let mut bulk = bulk.unwrap_or_else(|| Bulk::new(event_bytes));
     let mut index = Bulk::FIRST;
     for _ in 0..blocks {
         let events = bulk.events();

@@ -40,6 +40,9 @@ const SPARE_LANES: u8 = 2;
 const REMEMBERED_EVICTIONS: usize = 32;
 const EVICTION_BYTES: usize = 4;
 
+/// Room for a session that was changed; one that needs more gets it.
+const CHANGED_BYTES: usize = 512;
+
 /// Sessions that are remembered to have been sent the same ids.
 const MAX_KIN: usize = 4;
 
@@ -735,7 +738,11 @@ impl<'a> Set<'a> {
 
     /// Its bytes in shared data.
     pub fn encode(&self) -> Vec<u8> {
-        let mut writer = Writer::with_room(2048);
+        let room = self.slots.iter().map(|slot| match &slot.contents {
+            Contents::Encoded(bytes) => bytes.len(),
+            Contents::Decoded(_) => CHANGED_BYTES,
+        });
+        let mut writer = Writer::with_room(room.fold(CHANGED_BYTES, usize::saturating_add));
         writer.u8(VERSION);
         let evictions = self.evictions.len().checked_div(EVICTION_BYTES).unwrap_or(0);
         writer.u8(u8::try_from(evictions).unwrap_or(0));

@@ -85,7 +85,7 @@ impl Client {
                 self.turn = self.sessions.len() - 1;
                 let count = REPLAYED;
                 let events =
-                    Events { count, ids: Ids::Index, ticket: None, answer: false, bulk: false };
+                    Events { count, ids: Ids::Index, ticket: None, answer: false, bulk: None };
                 self.call_events(&events).await?;
                 let body = self.connection.body().await?;
                 ensure!(body.len() == EVENT_BYTES * count as usize, "not the events of a call");
@@ -132,10 +132,10 @@ impl Client {
                     done.add(self.end_stream().await?);
                 }
             }
-            Work::Bulk { blocks } => {
+            Work::Bulk { blocks, event_bytes } => {
                 while done.units < units {
                     let blocks = blocks.min(units - done.units);
-                    self.download(blocks, &mut done).await?;
+                    self.download(blocks, event_bytes, &mut done).await?;
                     done.units += blocks;
                 }
             }
@@ -147,7 +147,7 @@ impl Client {
     pub async fn begin_stream(&mut self, ids: Ids, events: u64) -> Result<()> {
         self.next_session();
         let ticket = Some(self.ticket);
-        self.call_events(&Events { count: events, ids, ticket, answer: true, bulk: false }).await?;
+        self.call_events(&Events { count: events, ids, ticket, answer: true, bulk: None }).await?;
         self.running = Some(Running { ids, next: 0, prefix: String::new(), event: Vec::new() });
         Ok(())
     }
@@ -238,13 +238,18 @@ impl Client {
         Ok(())
     }
 
-    async fn download(&mut self, blocks: u64, done: &mut Done) -> Result<()> {
+    async fn download(&mut self, blocks: u64, event_bytes: usize, done: &mut Done) -> Result<()> {
         self.next_session();
-        let events =
-            Events { count: blocks, ids: Ids::Index, ticket: None, answer: true, bulk: true };
+        let events = Events {
+            count: blocks,
+            ids: Ids::Index,
+            ticket: None,
+            answer: true,
+            bulk: Some(event_bytes),
+        };
         self.call_events(&events).await?;
-        let per_block = (Bulk::BLOCK / EVENT_BYTES) as u64;
-        let mut left = blocks as usize * per_block as usize * EVENT_BYTES;
+        let per_block = (Bulk::BLOCK / event_bytes) as u64;
+        let mut left = blocks as usize * per_block as usize * event_bytes;
         let mut rest = Vec::new();
         while let Some(data) = self.connection.data().await? {
             let of_blocks = left.min(data.len());

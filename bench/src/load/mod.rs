@@ -55,7 +55,7 @@ enum Work {
     /// An event, in streams of so many.
     Stream { ids: Ids, events: u64 },
     /// A block of events, 1 MiB, in streams of so many.
-    Bulk { blocks: u64 },
+    Bulk { blocks: u64, event_bytes: usize },
 }
 
 /// What was done.
