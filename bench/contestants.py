@@ -78,6 +78,14 @@ def all_contestants() -> list[Contestant]:
         Contestant(
             "noop", "wasm, does nothing", "a wasm filter that does nothing", _noop, module=wasm
         ),
+        Contestant(
+            "floor",
+            "wasm, least calls",
+            "the same, with the calls to the host that a guard of event streams can't do without:"
+            " it reads headers, a value and each chunk, writes a value for each, and uses nothing",
+            _floor,
+            module=wasm,
+        ),
         guard("ours", project.module()),
         Contestant(
             "lua", "Lua", "a Lua filter that reads the two headers, and ids in bodies", _lua
@@ -104,6 +112,12 @@ def _noop(config: Config) -> None:
     plugin["name"] = plugin["root_id"] = plugin["vm_config"]["vm_id"] = "noop"
     plugin["vm_config"]["code"]["local"]["filename"] = str(NOOP_MODULE)
     del plugin["configuration"]
+
+
+def _floor(config: Config) -> None:
+    kind = "type.googleapis.com/google.protobuf.StringValue"
+    _noop(config)
+    _plugin(config)["configuration"] = {"@type": kind, "value": "reads and writes"}
 
 
 def _lua(config: Config) -> None:

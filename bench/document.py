@@ -59,7 +59,8 @@ The contestants:
 
 {contestants}
 
-`noop` is the floor: no filter on proxy-wasm can cost less. The Lua filter is the least that comes
+`noop` is the floor of proxy-wasm: no filter can cost less. `floor` is what is left to a guard of event
+streams on it: where that misses a target already, the guard can't reach it. The Lua filter is the least that comes
 near to the guard's work; it keeps nothing and judges nothing:
 
 ```lua
@@ -156,10 +157,11 @@ def _targets(results: Results) -> str:
             f"{verdict.what} {_number(verdict.limit)}{_unit(verdict.unit)}",
             f"{_number(verdict.value)}{_unit(verdict.unit)}",
             "yes" if verdict.reached else "**no**",
+            "" if verdict.floor is None else _number(verdict.floor) + _unit(verdict.unit),
         )
         for verdict in results.verdicts
     ]
-    return _table(("workload", "target", "measured", "reached"), rows)
+    return _table(("workload", "target", "measured", "reached", "the floor"), rows)
 
 
 def _section(workload: Workload, series: Series) -> str:

@@ -21,6 +21,7 @@ REPORT = project.ROOT / "target" / "bench" / "report.json"
 
 PLAIN = "plain"
 NOOP = "noop"
+FLOOR = "floor"
 OURS = "ours"
 
 BYTES_PER_SESSION = 1.5 * 1024
@@ -40,6 +41,8 @@ class Verdict:
     limit: float
     unit: str
     reached: bool
+    floor: float | None = None
+    """The value of the contestant `floor`, where that was measured."""
 
 
 @dataclass
@@ -68,7 +71,9 @@ class Results:
                 value = Ratio.of(series[OURS], series[target.base]).median
                 reached = value < target.most if target.below else value <= target.most
                 what = f"to {target.base}, {'less than' if target.below else 'at most'}"
-                self._judge(workload.name, what, value, target.most, "×", reached)
+                floor = series.get(FLOOR)
+                least = Ratio.of(floor, series[target.base]).median if floor else None
+                self._judge(workload.name, what, value, target.most, "×", reached, least)
 
     def add_growth(self, growth: Growth) -> None:
         """The workload `sessions`."""
@@ -165,10 +170,17 @@ class Results:
             print(f"  {name:22} {statistics.median(cpu_us):10.2f}{ratios}")
 
     def _judge(
-        self, workload: str, what: str, value: float, limit: float, unit: str, reached: bool
+        self,
+        workload: str,
+        what: str,
+        value: float,
+        limit: float,
+        unit: str,
+        reached: bool,
+        floor: float | None = None,
     ) -> None:
         print(f"  {'reached' if reached else 'MISSED'}: {what} {limit:g} {unit}: {value:.3f}")
-        self.verdicts.append(Verdict(workload, what, value, limit, unit, reached))
+        self.verdicts.append(Verdict(workload, what, value, limit, unit, reached, floor))
 
 
 def _report(series: Series) -> dict[str, dict[str, Any]]:

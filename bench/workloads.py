@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-ALL = ("plain", "noop", "ours", "lua", "mcp", "envelope")
+ALL = ("plain", "noop", "floor", "ours", "lua", "mcp", "envelope")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Workload:
     contestants: tuple[str, ...] = ALL
 
 
-NO_ROUTING = ("plain", "noop", "ours", "lua")
+NO_ROUTING = ("plain", "noop", "floor", "ours", "lua")
 """Envoy's own filters are left out where they do nothing else than in another workload."""
 
 INDEXED = {"kind": "stream", "ids": "index", "events": 500}

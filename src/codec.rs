@@ -45,20 +45,14 @@ impl Writer {
         self.array(value.to_le_bytes());
     }
 
-    /// Many times eight bytes, `bytes` in all.
-    pub fn u64s(&mut self, bytes: usize, write: impl FnOnce(&mut dyn FnMut(u64))) {
-        let end = self.len.saturating_add(bytes);
-        if end > self.bytes.len() {
-            self.bytes.resize(end, 0);
+    /// So many zeros, to be written over.
+    pub fn room(&mut self, bytes: usize) -> &mut [u8] {
+        let start = self.len;
+        self.len = start.saturating_add(bytes);
+        if self.len > self.bytes.len() {
+            self.bytes.resize(self.len, 0);
         }
-        let mut rest = self.bytes.get_mut(self.len..end).unwrap_or_default();
-        write(&mut |value| {
-            if let Some((place, next)) = std::mem::take(&mut rest).split_first_chunk_mut() {
-                *place = value.to_le_bytes();
-                rest = next;
-            }
-        });
-        self.len = end;
+        self.bytes.get_mut(start..self.len).unwrap_or_default()
     }
 
     /// Sixteen bytes.

@@ -479,29 +479,33 @@ impl Record {
             }
         }
         writer.u32(u32::try_from(self.window.len()).unwrap_or(u32::MAX));
-        let mut flags = 0u8;
-        for (at, element) in self.window.iter().enumerate() {
-            let range = u8::from(matches!(element.ids, Ids::Range { .. }));
-            flags = (flags << 2) | (range << 1) | u8::from(element.data);
-            if at % ELEMENTS_A_BYTE == ELEMENTS_A_BYTE - 1 {
-                writer.u8(std::mem::take(&mut flags));
+        let flags_bytes = self.window.len().div_ceil(ELEMENTS_A_BYTE);
+        let room = writer.room(flags_bytes.saturating_add(ids_bytes));
+        let (flags, mut ids) = room.split_at_mut_checked(flags_bytes).unwrap_or_default();
+        let mut put = |value: u64| {
+            if let Some((place, rest)) = std::mem::take(&mut ids).split_first_chunk_mut() {
+                *place = value.to_le_bytes();
+                ids = rest;
             }
-        }
-        if !self.window.len().is_multiple_of(ELEMENTS_A_BYTE) {
-            writer.u8(flags);
-        }
-        writer.u64s(ids_bytes, |put| {
-            for element in &self.window {
-                match element.ids {
-                    Ids::Single(whole) => put(whole),
+        };
+        let mut elements = self.window.iter();
+        for group in flags {
+            for element in elements.by_ref().take(ELEMENTS_A_BYTE) {
+                let range = match element.ids {
+                    Ids::Single(whole) => {
+                        put(whole);
+                        0
+                    }
                     Ids::Range { sequence, first, last } => {
                         put(sequence);
                         put(first);
                         put(last);
+                        2
                     }
-                }
+                };
+                *group = (*group << 2) | range | u8::from(element.data);
             }
-        });
+        }
         writer.finish()
     }
 
