@@ -16,7 +16,6 @@ use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
 use crate::headers::Field;
 use crate::jsonrpc::{Calls, SentIds};
-use crate::ledger::stream::History;
 use crate::ledger::table::Session;
 use crate::ledger::{Access, Ledger};
 use crate::owner::Instance;
@@ -119,12 +118,16 @@ enum Body {
     /// Not read, or too large.
     Unread,
     Coming(Vec<u8>, Held),
-    /// All of it has come. It is read when its answer is a stream: most aren't.
-    Whole {
-        body: Vec<u8>,
-        _held: Held,
-    },
+    /// All of a short one has come. It is read when its answer is a stream:
+    /// most aren't.
+    Whole(Vec<u8>),
+    /// All of a long one has come, and these are its requests: while its answer
+    /// is awaited it is not to take memory that others need.
+    Read(Calls, SentIds),
 }
+
+/// The most bytes of a short body.
+const SHORT_BODY: usize = 4096;
 
 /// An exchange.
 pub struct Exchange {
@@ -144,8 +147,6 @@ pub struct Exchange {
     cursor: Option<EventId>,
     /// Where it carries on, if that is known.
     resumed: Option<CarriedOn>,
-    /// What was read of its session.
-    history: Option<Box<History>>,
     body: Body,
     recorder: Option<Box<Recorder>>,
     /// Who answers.
@@ -184,7 +185,6 @@ impl Exchange {
                 _ => None,
             },
             resumed: None,
-            history: None,
             body: Body::Unread,
             recorder: None,
             instance: None,
@@ -253,7 +253,6 @@ impl Exchange {
             Carries::Known(carried.stream.number, carried.stream.kind)
         });
         self.resumed = stream;
-        self.history = history.map(Box::new);
         let (ruling, reply) = self.rule(guard, at, verdict, &pending);
         step.ruling = Some(ruling);
         step.count = reply.is_some().then_some(ruling);
@@ -362,9 +361,13 @@ impl Exchange {
         if !end {
             return true;
         }
-        if let Body::Coming(body, held) = std::mem::replace(&mut self.body, Body::Unread) {
-            self.body = Body::Whole { body, _held: held };
-        }
+        let body = std::mem::take(body);
+        self.body = if body.len() <= SHORT_BODY {
+            Body::Whole(body)
+        } else {
+            let (calls, sent) = Calls::of_request(guard.ledger.secret(), &body);
+            Body::Read(calls, sent)
+        };
         if let Some(mut recorder) = self.recorder.take() {
             recorder.set_calls(&guard.ledger, at, self.take_calls(guard));
             self.recorder = Some(recorder);
@@ -376,7 +379,8 @@ impl Exchange {
     /// are known by now.
     fn take_calls(&mut self, guard: &Guard) -> (Calls, SentIds) {
         match std::mem::replace(&mut self.body, Body::Unread) {
-            Body::Whole { body, .. } => Calls::of_request(guard.ledger.secret(), &body),
+            Body::Whole(body) => Calls::of_request(guard.ledger.secret(), &body),
+            Body::Read(calls, sent) => (calls, sent),
             coming => {
                 self.body = coming;
                 Default::default()
@@ -516,7 +520,6 @@ impl Exchange {
             request::limit(&guard.config),
             calls,
         )
-        .with_history(self.history.take().filter(|h| h.session.fingerprint == session))
         .sent_by(
             self.instance.clone(),
             at.now_us,

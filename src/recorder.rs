@@ -248,12 +248,6 @@ impl Recorder {
         self.notes_order = false;
     }
 
-    /// What was read of the session when the request came.
-    pub(crate) fn with_history(mut self, history: Option<Box<History>>) -> Self {
-        self.history = history;
-        self
-    }
-
     /// What was read of the session, if that was just now.
     fn take_history<S: Store>(&mut self, at: &Access<'_, S>) -> Option<History> {
         let is_new = |history: &History| at.now_ms.saturating_sub(history.read_ms) < VALID_MS;
@@ -640,8 +634,7 @@ impl Recorder {
         if std::mem::replace(&mut self.loaded, true) || self.carries == Carries::NewStream {
             return;
         }
-        let history = self.take_history(at).or_else(|| ledger.history(at, self.session));
-        let Some(history) = history else { return };
+        let Some(history) = ledger.history(at, self.session) else { return };
         if self.carries == Carries::Unknown {
             self.candidates = Some(history);
             return;
