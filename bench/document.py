@@ -43,7 +43,7 @@ the CPU time that Envoy took.
 
 * **Contestants take turns.** Each has its own Envoy, and all are alive from the first round to the
   last. A round is {slices} slices; in each slice every contestant does the same work, one after the
-  other. There are {rounds} rounds, after a warm-up.
+  other. There are {rounds} rounds, after a warm-up.{scale}
 * **Only ratios count.** Machines like this one are noisy for minutes at a time. So each figure is
   the CPU time of one contestant divided by that of another in the same round: the median of the
   rounds, and in brackets their range.
@@ -100,7 +100,7 @@ load, but the ranges grow.
 """
 
 
-def write(results: Results, minutes: float) -> None:
+def write(results: Results, scale: float, minutes: float) -> None:
     """Writes both."""
     CHART.write_text(chart.draw([group for group in map(_group, _compared(results)) if group]))
     titles = [(f"`{one.name}`", one.label, one.title) for one in all_contestants()]
@@ -112,6 +112,7 @@ def write(results: Results, minutes: float) -> None:
         share=_shares(results),
         slices=SLICES,
         rounds=results.rounds,
+        scale="" if scale == 1 else f" In this run each did {scale:.0%} of the usual work.",
         contestants=_table(("", "in the chart", "what stands in the guard's place"), titles),
         lua=LUA.strip(),
         compared="\n".join(_section(workload, series) for workload, series in _compared(results)),
@@ -119,7 +120,7 @@ def write(results: Results, minutes: float) -> None:
         contention=_contention(results),
         latency=_latency(results),
         start=_start(results),
-        minutes=minutes,
+        minutes=minutes / scale,
     )
     DOCUMENT.write_text(text)
     for file in (DOCUMENT, CHART):
