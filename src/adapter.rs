@@ -83,8 +83,6 @@ fn random<const N: usize>() -> [u8; N] {
 thread_local! {
     /// Metrics belong to the VM: the host keeps one counter behind all.
     static METRICS: RefCell<HashMap<String, u32>> = RefCell::default();
-    /// Those of a tally, in its order.
-    static TALLIED: RefCell<Vec<Option<u32>>> = RefCell::default();
 }
 
 fn metric(name: &str) -> Option<u32> {
@@ -110,27 +108,6 @@ fn increment(metric: u32, amount: u64) {
 
 fn count(name: &str) {
     metric(name).into_iter().for_each(|metric| increment(metric, 1));
-}
-
-/// Defines the metrics of a tally, so that each is there before it counts.
-fn define_tallied() {
-    TALLIED.set(Tally::default().counts().map(|(name, _)| metric(name)).to_vec());
-}
-
-fn count_all(tally: &Tally) {
-    if *tally == Tally::default() {
-        return;
-    }
-    TALLIED.with_borrow(|metrics| {
-        for (metric, (_, amount)) in metrics.iter().zip(tally.counts()) {
-            // The host refuses an increment by nothing.
-            if let Some(metric) = metric
-                && amount > 0
-            {
-                increment(*metric, amount);
-            }
-        }
-    });
 }
 
 /// A header map, as the host serializes it; see [`headers`].
@@ -160,6 +137,8 @@ fn header_map(map: MapType) -> Vec<u8> {
 struct Worker {
     guard: Guard,
     log_limit: RefCell<LogLimit>,
+    /// The metrics of a tally, in its order.
+    tallied: Vec<Option<u32>>,
     /// Where this VM's nonces start, and how many it has given out.
     nonce_base: u64,
     nonces: Cell<u64>,
@@ -174,8 +153,21 @@ impl Worker {
         let now_ms = now_us / 1_000;
         let mut access = Access { store: &SharedData, now_ms, now_us, tally: &mut tally };
         let result = work(&self.guard, &mut access);
-        count_all(&tally);
+        if tally != Tally::default() {
+            self.count_all(&tally);
+        }
         result
+    }
+
+    fn count_all(&self, tally: &Tally) {
+        for (metric, (_, amount)) in self.tallied.iter().zip(tally.counts()) {
+            // The host refuses an increment by nothing.
+            if let Some(metric) = metric
+                && amount > 0
+            {
+                increment(*metric, amount);
+            }
+        }
     }
 
     fn next_random(&self) -> u64 {
@@ -254,10 +246,11 @@ impl RootContext for Root {
                 );
             }
         }
-        define_tallied();
         self.worker = Some(Rc::new(Worker {
             guard: Guard { config, ledger, body_budget: Budget::new(BODY_BUDGET) },
             log_limit: RefCell::default(),
+            // Each is there before it counts.
+            tallied: Tally::default().counts().map(|(name, _)| metric(name)).to_vec(),
             nonce_base: u64::from_le_bytes(random()),
             nonces: Cell::new(0),
             to_reset: RefCell::default(),

@@ -241,12 +241,11 @@ impl Exchange {
         known: Option<&Session>,
         step: &mut RequestStep,
     ) {
-        let history = known.map(|session| guard.ledger.history_of(at, session.clone()));
         let Judgement { verdict, stream, pending } = verdict::judge(
             &guard.config,
             &guard.ledger,
             at,
-            (&request.session, history.as_ref()),
+            (&request.session, known),
             &request.cursor,
         );
         self.carries = stream.as_ref().map_or(Carries::Unknown, |carried| {

@@ -14,6 +14,7 @@ use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::SentIds;
 use crate::ledger::stream::{Finished, History, Stream};
+use crate::ledger::table::Session;
 use crate::ledger::{Access, Ledger};
 use crate::owner::OwnerId;
 use crate::store::Store;
@@ -324,13 +325,13 @@ pub struct Judgement {
     pub pending: SentIds,
 }
 
-/// Judges a resumption by what the ledger has: of its session, the history, if
-/// it is known. Rule 1, by which the guard is inert, comes before.
+/// Judges a resumption by what the ledger has; `known` is its session's slot, if
+/// it has one. Rule 1, by which the guard is inert, comes before.
 pub fn judge<S: Store>(
     config: &Config,
     ledger: &Ledger,
     at: &Access<'_, S>,
-    (session, history): (&Single<SessionFingerprint>, Option<&History>),
+    (session, known): (&Single<SessionFingerprint>, Option<&Session>),
     cursor: &Single<Cursor>,
 ) -> Judgement {
     use Verdict::{Inconsistent, Unverified};
@@ -350,8 +351,9 @@ pub fn judge<S: Store>(
     let Cursor::Id(cursor) = cursor else {
         return only(Unverified(Doubt::CursorTooLong));
     };
+    let history = known.map(|session| ledger.history_of(at, session.clone()));
     // Rule 4.
-    if history.is_some_and(|history| history.session.ended) {
+    if history.as_ref().is_some_and(|history| history.session.ended) {
         return only(Inconsistent(Fault::SessionTerminated));
     }
     // Rules 5 and 6.
@@ -362,13 +364,13 @@ pub fn judge<S: Store>(
             Unverified(Doubt::SessionMissing)
         });
     };
-    let issued = history.map(|history| streams_with(history, &cursor)).unwrap_or_default();
+    let issued = history.as_ref().map(|history| streams_with(history, &cursor)).unwrap_or_default();
     // Rule 7.
     if issued.is_empty() && ledger.is_of_another(at, &cursor, Some(session), None) {
         return only(Inconsistent(Fault::ForeignSession));
     }
     // Rule 8.
-    let Some(history) = history else {
+    let Some(history) = &history else {
         return only(Unverified(Doubt::UnknownSession));
     };
     if !issued.is_empty() {

@@ -187,6 +187,10 @@ impl Ids {
 fn post_json(bencher: Bencher<'_, '_>, in_table: usize) {
     let gateway = Gateway::new(32);
     (0..in_table).for_each(|number| gateway.initialize(&session(number)));
+    post_of_the_first_session(bencher, &gateway);
+}
+
+fn post_of_the_first_session(bencher: Bencher<'_, '_>, gateway: &Gateway) {
     let name = session(0);
     let (request, response) = (post(Some(&name)), json(None));
     bencher.bench_local(|| {
@@ -208,13 +212,7 @@ fn post_json_after_streams(bencher: Bencher<'_, '_>, in_set: usize) {
             gateway.end(exchange);
         }
     }
-    let name = session(0);
-    let (request, response) = (post(Some(&name)), json(None));
-    bencher.bench_local(|| {
-        let mut exchange = gateway.begin(black_box(&request), CALL);
-        gateway.answer(&mut exchange, &response);
-        gateway.end(exchange);
-    });
+    post_of_the_first_session(bencher, &gateway);
 }
 
 /// A chunk with one event, on a stream that has been running for a while.
