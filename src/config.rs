@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{self, Deserializer};
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
 use crate::verdict::Fault;
 
@@ -307,7 +308,7 @@ pub struct ConfigError {
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.path == "." {
+        if self.path.is_empty() {
             write!(f, "configuration: {}", self.problem)
         } else {
             write!(f, "configuration: `{}`: {}", self.path, self.problem)
@@ -330,21 +331,16 @@ impl Config {
         }
         if bytes.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&b'{') {
             return Err(ConfigError {
-                path: ".".to_owned(),
+                path: String::new(),
                 problem: "expected a JSON object as text: give it as a \
                           google.protobuf.StringValue (a Struct reaches a module as protobuf)"
                     .to_owned(),
             });
         }
-        let mut deserializer = serde_json::Deserializer::from_slice(bytes);
-        let config: Config =
-            serde_path_to_error::deserialize(&mut deserializer).map_err(|error| ConfigError {
-                path: error.path().to_string(),
-                problem: error.inner().to_string(),
-            })?;
-        deserializer
-            .end()
-            .map_err(|error| ConfigError { path: ".".to_owned(), problem: error.to_string() })?;
+        let config: Config = serde_json::from_slice(bytes).map_err(|error| ConfigError {
+            path: refused_member(bytes),
+            problem: error.to_string(),
+        })?;
         config.check_ranges()?;
         config.check_reasons()?;
         config.check_owner()?;
@@ -419,6 +415,56 @@ impl Config {
     pub fn guards(&self, path: &[u8]) -> bool {
         self.paths.is_empty() || self.paths.iter().any(|guarded| guarded.matches(path))
     }
+}
+
+/// The path of the first member that is refused by itself, too; empty if there
+/// is none.
+///
+/// serde doesn't tell it, and a crate that does costs a tenth of the module.
+fn refused_member(text: &[u8]) -> String {
+    let is_refused = |text: &str| serde_json::from_slice::<Config>(text.as_bytes()).is_err();
+    let outer = members(text).into_iter().find_map(|(key, value)| {
+        let text = format!("{{{}:{value}}}", quoted(&key));
+        is_refused(&text).then_some((key, value))
+    });
+    let Some((key, value)) = outer else { return String::new() };
+    let name = quoted(&key);
+    for (inner, value) in members(value.get().as_bytes()) {
+        if is_refused(&format!("{{{name}:{{{}:{value}}}}}", quoted(&inner))) {
+            return format!("{key}.{inner}");
+        }
+    }
+    let elements: Vec<&RawValue> =
+        serde_json::from_slice(value.get().as_bytes()).unwrap_or_default();
+    let wrong = elements.iter().position(|value| is_refused(&format!("{{{name}:[{value}]}}")));
+    wrong.map_or(key.clone(), |number| format!("{key}[{number}]"))
+}
+
+/// The members of a JSON object in their order; none if it is no object.
+fn members(text: &[u8]) -> Vec<(String, &RawValue)> {
+    struct Members;
+
+    impl<'de> Visitor<'de> for Members {
+        type Value = Vec<(String, &'de RawValue)>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
+            let mut members = Vec::new();
+            while let Some(member) = map.next_entry()? {
+                members.push(member);
+            }
+            Ok(members)
+        }
+    }
+
+    serde_json::Deserializer::from_slice(text).deserialize_map(Members).unwrap_or_default()
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::to_string(text).unwrap_or_default()
 }
 
 #[cfg(test)]
