@@ -102,7 +102,7 @@ impl EventId {
 
 /// Reads the ids of one stream. What stands before an index is the same for
 /// most of them, and is looked at once.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct IdReader {
     prefix: Vec<u8>,
     /// The fingerprint of this prefix, and whether it is distinctive.

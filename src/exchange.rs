@@ -12,7 +12,7 @@ use crate::budget::{Budget, Held};
 use crate::config::{
     Config, Escalation, HeaderName, Mode, OnUnverified, PendingCalls, ReasonPolicy, ReplayBuffer,
 };
-use crate::event_id::EventId;
+use crate::event_id::{EventId, IdReader};
 use crate::fingerprint::SessionFingerprint;
 use crate::headers::Field;
 use crate::jsonrpc::{Calls, SentIds};
@@ -145,6 +145,8 @@ pub struct Exchange {
     uncounted: bool,
     /// The cursor of a resumption.
     cursor: Option<EventId>,
+    /// What has read it.
+    ids: IdReader,
     /// Where it carries on, if that is known.
     resumed: Option<CarriedOn>,
     body: Body,
@@ -162,7 +164,7 @@ impl Exchange {
         at: &mut Access<'_, S>,
         fields: &[Field<'_>],
     ) -> (Self, RequestStep) {
-        let request = Request::new(&guard.config, guard.ledger.secret(), fields);
+        let mut request = Request::new(&guard.config, guard.ledger.secret(), fields);
         let mut step = RequestStep::default();
         if request.has_resumption {
             step.remove.push(RESUMPTION_HEADER.to_owned());
@@ -184,6 +186,7 @@ impl Exchange {
                 Single::One(Cursor::Id(id)) => Some(*id),
                 _ => None,
             },
+            ids: std::mem::take(&mut request.ids),
             resumed: None,
             body: Body::Unread,
             recorder: None,
@@ -531,7 +534,7 @@ impl Exchange {
         };
         let carried = self.resumed.take();
         if let Some(carried) = &carried {
-            recorder = recorder.resumes(carried);
+            recorder = recorder.resumes(carried, std::mem::take(&mut self.ids));
         }
         let replay = Replay::new(session, at.now_us, carried);
         if replay.is_ordered() {

@@ -254,8 +254,9 @@ impl Recorder {
         self.history.take().map(|history| *history).filter(is_new)
     }
 
-    /// It resumes from a cursor that is known.
-    pub fn resumes(mut self, carried: &CarriedOn) -> Self {
+    /// It resumes from a cursor that is known, and that `ids` has read.
+    pub fn resumes(mut self, carried: &CarriedOn, ids: IdReader) -> Self {
+        self.ids = ids;
         self.cursor = Some(carried.cursor);
         self.owed = carried.owed;
         let counts = carried.stream.records.iter().map(|record| record.count);

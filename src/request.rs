@@ -1,7 +1,7 @@
 //! A request as the guard reads it, from the bytes of its header fields.
 
 use crate::config::Config;
-use crate::event_id::{EventId, trim};
+use crate::event_id::{IdReader, trim};
 use crate::fingerprint::{Secret, SessionFingerprint};
 use crate::headers::Field;
 use crate::reply::RESUMPTION_HEADER;
@@ -38,6 +38,8 @@ pub struct Request {
     pub named: Vec<SessionFingerprint>,
     /// `Last-Event-ID`.
     pub cursor: Single<Cursor>,
+    /// What has read the cursor: the ids that follow it mostly begin alike.
+    pub ids: IdReader,
     /// It speaks a revision that has no sessions.
     pub without_sessions: bool,
     /// It accepts `text/event-stream`.
@@ -61,6 +63,7 @@ impl Request {
             session: session(secret, fields),
             named: Vec::new(),
             cursor: Single::Absent,
+            ids: IdReader::default(),
             without_sessions: false,
             accepts_event_stream: false,
             has_accept_encoding: false,
@@ -99,7 +102,7 @@ impl Request {
         request.guarded = config.guards(trim(path));
         request.without_sessions = versions > 0 && versions_without_sessions == versions;
         if has_cursor {
-            request.cursor = cursor(config, secret, fields);
+            request.cursor = cursor(config, secret, fields, &mut request.ids);
         }
         if request.session == Single::Malformed {
             request.named = sessions(secret, fields);
@@ -113,14 +116,19 @@ impl Request {
     }
 }
 
-fn cursor(config: &Config, secret: &Secret, fields: &[Field<'_>]) -> Single<Cursor> {
+fn cursor(
+    config: &Config,
+    secret: &Secret,
+    fields: &[Field<'_>],
+    ids: &mut IdReader,
+) -> Single<Cursor> {
     match single(values(fields, b"last-event-id")) {
         Single::One(text) if text.iter().any(|byte| byte.is_ascii_control() && *byte != b'\t') => {
             Single::Malformed
         }
         Single::One(text) if text.len() > limit(config) => Single::One(Cursor::TooLong),
         Single::One(text) => {
-            EventId::new(secret, text).map_or(Single::Absent, |id| Single::One(Cursor::Id(id)))
+            ids.read(secret, text).map_or(Single::Absent, |id| Single::One(Cursor::Id(id)))
         }
         Single::Absent => Single::Absent,
         Single::Malformed => Single::Malformed,

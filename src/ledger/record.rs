@@ -481,28 +481,27 @@ impl Record {
         writer.u32(u32::try_from(self.window.len()).unwrap_or(u32::MAX));
         let flags_bytes = self.window.len().div_ceil(ELEMENTS_A_BYTE);
         let room = writer.room(flags_bytes.saturating_add(ids_bytes));
-        let (flags, mut ids) = room.split_at_mut_checked(flags_bytes).unwrap_or_default();
+        let (flags, ids) = room.split_at_mut_checked(flags_bytes).unwrap_or_default();
+        let mut places = ids.as_chunks_mut().0.iter_mut();
         let mut put = |value: u64| {
-            if let Some((place, rest)) = std::mem::take(&mut ids).split_first_chunk_mut() {
+            if let Some(place) = places.next() {
                 *place = value.to_le_bytes();
-                ids = rest;
             }
         };
-        let mut elements = self.window.iter();
-        for group in flags {
-            for element in elements.by_ref().take(ELEMENTS_A_BYTE) {
-                let range = match element.ids {
-                    Ids::Single(whole) => {
-                        put(whole);
-                        0
-                    }
-                    Ids::Range { sequence, first, last } => {
-                        put(sequence);
-                        put(first);
-                        put(last);
-                        2
-                    }
-                };
+        for (number, element) in self.window.iter().enumerate() {
+            let range = match element.ids {
+                Ids::Single(whole) => {
+                    put(whole);
+                    0
+                }
+                Ids::Range { sequence, first, last } => {
+                    put(sequence);
+                    put(first);
+                    put(last);
+                    2
+                }
+            };
+            if let Some(group) = flags.get_mut(number / ELEMENTS_A_BYTE) {
                 *group = (*group << 2) | range | u8::from(element.data);
             }
         }
