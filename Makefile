@@ -9,6 +9,9 @@ PY := $(VENV)/bin/python
 ENVOY_VERSIONS ?= 1.40.0 1.39.3 1.38.2 1.36.4
 TARGET := wasm32-wasip1
 MODULE := target/$(TARGET)/release/mcp_resume_guard.wasm
+# Panic messages name the file of a crate's source. Without this the module would hold the path of
+# the builder's home, and be another on every machine.
+REMAP := --config 'target.$(TARGET).rustflags=["--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo"]'
 
 .DEFAULT_GOAL := help
 .PHONY: help build test test-rust test-e2e test-releases lint demo interop bench bench-build run clean wasm-target
@@ -18,7 +21,7 @@ help: ## Show the commands
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 17
 
 build: wasm-target ## Build the filter: target/wasm32-wasip1/release/mcp_resume_guard.wasm
-	cargo rustc --lib --release --target $(TARGET) --target-dir target --crate-type cdylib
+	cargo rustc --lib --release --target $(TARGET) --target-dir target --crate-type cdylib $(REMAP)
 
 test: test-rust test-e2e ## Run all tests: the library's, then those on a real Envoy
 
@@ -59,7 +62,7 @@ bench: bench-build $(VENV)/ready ## Measure what the guard costs (QUICK=1 for a 
 	$(PY) -m bench $(if $(QUICK),--quick) $(ARGS)
 
 bench-build: build
-	cargo rustc --lib --release --target $(TARGET) --target-dir target -p mcp-resume-guard-noop
+	cargo rustc --lib --release --target $(TARGET) --target-dir target -p mcp-resume-guard-noop $(REMAP)
 	cargo build --profile bench-tools --target-dir target -p mcp-resume-guard-bench
 
 run: ## Run the gateway in front of your own server: make run UPSTREAM=host:port
