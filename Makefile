@@ -14,7 +14,8 @@ MODULE := target/$(TARGET)/release/mcp_resume_guard.wasm
 REMAP := --config 'target.$(TARGET).rustflags=["--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo"]'
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-e2e test-releases lint demo interop bench bench-build run clean wasm-target
+.PHONY: help build test test-rust test-e2e test-packaging test-releases lint demo interop bench bench-build run \
+	image sbom clean wasm-target
 
 help: ## Show the commands
 	@echo "make COMMAND, where COMMAND is:"
@@ -23,7 +24,7 @@ help: ## Show the commands
 build: wasm-target ## Build the filter: target/wasm32-wasip1/release/mcp_resume_guard.wasm
 	cargo rustc --lib --release --target $(TARGET) --target-dir target --crate-type cdylib $(REMAP)
 
-test: test-rust test-e2e ## Run all tests: the library's, then those on a real Envoy
+test: test-rust test-e2e test-packaging ## Run all tests: the library's, those on a real Envoy, the release's
 
 test-rust: ## Run the library's tests
 	cargo test
@@ -32,6 +33,9 @@ test-rust: ## Run the library's tests
 test-e2e: build $(VENV)/ready ## Run the tests on a real Envoy (ARGS='-k name' for some of them)
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m pytest tests/e2e $(ARGS)
+
+test-packaging: build $(VENV)/release ## Run the tests of the image and the SBOM
+	$(PY) -m pytest tests/release
 
 test-releases: build $(VENV)/ready ## Run the tests on several releases of Envoy (ENVOY_VERSIONS='1.40.0 1.39.3' for some)
 	@for version in $(ENVOY_VERSIONS); do \
@@ -46,8 +50,8 @@ lint: wasm-target $(VENV)/ready ## Check format and lints, of Rust and Python, a
 	cargo clippy --lib --target $(TARGET) -- -D warnings
 	cargo clippy --lib --target $(TARGET) -p mcp-resume-guard-noop -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
-	$(VENV)/bin/ruff check --no-cache tests bench
-	$(VENV)/bin/ruff format --no-cache --check tests bench
+	$(VENV)/bin/ruff check --no-cache tests bench release
+	$(VENV)/bin/ruff format --no-cache --check tests bench release
 
 demo: build $(VENV)/ready ## See the guard judge a real MCP server's reconnects
 	$(PY) -m tests.harness envoy >/dev/null
@@ -72,9 +76,16 @@ endif
 	@$(MAKE) --no-print-directory build $(VENV)/ready
 	@$(PY) -m tests.harness run --upstream $(UPSTREAM)
 
+# NAME=registry/repository stands in what is printed.
+image: build ## Write the module as an OCI image layout: target/image (NAME=ghcr.io/me/mcp-resume-guard)
+	@$(PYTHON) -m release image --name '$(NAME)'
+
+sbom: build $(VENV)/release ## List what is in the module, with licences: target/mcp-resume-guard.cdx.json
+	@$(PY) -m release sbom
+
 clean: ## Remove what was built and fetched
 	rm -rf target .tools
-	find tests bench -name __pycache__ -prune -exec rm -rf {} +
+	find tests bench release -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf tests/.pytest_cache .pytest_cache
 
 wasm-target:
@@ -86,4 +97,8 @@ $(VENV)/ready: tests/requirements.txt
 	  echo "$(PYTHON) must be Python 3.9 or later with venv (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+	@touch $@
+
+$(VENV)/release: release/requirements.txt $(VENV)/ready
+	$(PY) -m pip install --quiet --disable-pip-version-check -r release/requirements.txt
 	@touch $@
