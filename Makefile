@@ -15,7 +15,7 @@ REMAP := --config 'target.$(TARGET).rustflags=["--remap-path-prefix=$(or $(CARGO
 
 .DEFAULT_GOAL := help
 .PHONY: help build test test-rust test-e2e test-packaging test-releases lint demo interop bench bench-build run \
-	image sbom clean wasm-target
+	image sbom release release-check clean wasm-target
 
 help: ## Show the commands
 	@echo "make COMMAND, where COMMAND is:"
@@ -34,7 +34,7 @@ test-e2e: build $(VENV)/ready ## Run the tests on a real Envoy (ARGS='-k name' f
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m pytest tests/e2e $(ARGS)
 
-test-packaging: build $(VENV)/release ## Run the tests of the image and the SBOM
+test-packaging: build $(VENV)/release-ready ## Run the tests of the image, the SBOM and the release
 	$(PY) -m pytest tests/release
 
 test-releases: build $(VENV)/ready ## Run the tests on several releases of Envoy (ENVOY_VERSIONS='1.40.0 1.39.3' for some)
@@ -76,12 +76,21 @@ endif
 	@$(MAKE) --no-print-directory build $(VENV)/ready
 	@$(PY) -m tests.harness run --upstream $(UPSTREAM)
 
-# NAME=registry/repository stands in what is printed.
-image: build ## Write the module as an OCI image layout: target/image (NAME=ghcr.io/me/mcp-resume-guard)
-	@$(PYTHON) -m release image --name '$(NAME)'
+# IMAGE=registry/repository stands in what is printed, and in a release's manifests.
+image: build ## Write the module as an OCI image layout: target/image (IMAGE=ghcr.io/me/mcp-resume-guard)
+	@$(PYTHON) -m release image --name '$(IMAGE)'
 
-sbom: build $(VENV)/release ## List what is in the module, with licences: target/mcp-resume-guard.cdx.json
+sbom: build $(VENV)/release-ready ## List what is in the module, with licences: target/mcp-resume-guard.cdx.json
 	@$(PY) -m release sbom
+
+release: release-check build ## Make the files of a release: target/release-VERSION (ALLOW_UNTAGGED=1 for a trial)
+	@$(PY) -m release bundle --name '$(IMAGE)' $(TRIAL)
+
+# Before anything is built.
+release-check: $(VENV)/release-ready
+	@$(PY) -m release check $(TRIAL)
+
+TRIAL = $(if $(ALLOW_UNTAGGED),--trial)
 
 clean: ## Remove what was built and fetched
 	rm -rf target .tools
@@ -99,6 +108,6 @@ $(VENV)/ready: tests/requirements.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
 	@touch $@
 
-$(VENV)/release: release/requirements.txt $(VENV)/ready
+$(VENV)/release-ready: release/requirements.txt $(VENV)/ready
 	$(PY) -m pip install --quiet --disable-pip-version-check -r release/requirements.txt
 	@touch $@
