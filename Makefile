@@ -9,18 +9,22 @@ PY := $(VENV)/bin/python
 ENVOY_VERSIONS ?= 1.40.0 1.39.3 1.38.2 1.36.4
 TARGET := wasm32-wasip1
 MODULE := target/$(TARGET)/release/mcp_resume_guard.wasm
+# Panic messages name the file of a crate's source. Without this the module would hold the path of
+# the builder's home, and be another on every machine.
+REMAP := --config 'target.$(TARGET).rustflags=["--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo"]'
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-e2e test-releases lint demo interop bench bench-build run clean wasm-target
+.PHONY: help build test test-rust test-e2e test-packaging test-releases lint demo interop bench bench-build run \
+	image sbom release release-check clean wasm-target
 
 help: ## Show the commands
 	@echo "make COMMAND, where COMMAND is:"
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 17
 
 build: wasm-target ## Build the filter: target/wasm32-wasip1/release/mcp_resume_guard.wasm
-	cargo rustc --lib --release --target $(TARGET) --target-dir target --crate-type cdylib
+	cargo rustc --lib --release --target $(TARGET) --target-dir target --crate-type cdylib $(REMAP)
 
-test: test-rust test-e2e ## Run all tests: the library's, then those on a real Envoy
+test: test-rust test-e2e test-packaging ## Run all tests: the library's, those on a real Envoy, the release's
 
 test-rust: ## Run the library's tests
 	cargo test
@@ -29,6 +33,9 @@ test-rust: ## Run the library's tests
 test-e2e: build $(VENV)/ready ## Run the tests on a real Envoy (ARGS='-k name' for some of them)
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m pytest tests/e2e $(ARGS)
+
+test-packaging: build $(VENV)/release-ready ## Run the tests of the image, the SBOM and the release
+	$(PY) -m pytest tests/release
 
 test-releases: build $(VENV)/ready ## Run the tests on several releases of Envoy (ENVOY_VERSIONS='1.40.0 1.39.3' for some)
 	@for version in $(ENVOY_VERSIONS); do \
@@ -43,8 +50,8 @@ lint: wasm-target $(VENV)/ready ## Check format and lints, of Rust and Python, a
 	cargo clippy --lib --target $(TARGET) -- -D warnings
 	cargo clippy --lib --target $(TARGET) -p mcp-resume-guard-noop -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
-	$(VENV)/bin/ruff check --no-cache tests bench
-	$(VENV)/bin/ruff format --no-cache --check tests bench
+	$(VENV)/bin/ruff check --no-cache tests bench release
+	$(VENV)/bin/ruff format --no-cache --check tests bench release
 
 demo: build $(VENV)/ready ## See the guard judge a real MCP server's reconnects
 	$(PY) -m tests.harness envoy >/dev/null
@@ -59,7 +66,7 @@ bench: bench-build $(VENV)/ready ## Measure what the guard costs (QUICK=1 for a 
 	$(PY) -m bench $(if $(QUICK),--quick) $(ARGS)
 
 bench-build: build
-	cargo rustc --lib --release --target $(TARGET) --target-dir target -p mcp-resume-guard-noop
+	cargo rustc --lib --release --target $(TARGET) --target-dir target -p mcp-resume-guard-noop $(REMAP)
 	cargo build --profile bench-tools --target-dir target -p mcp-resume-guard-bench
 
 run: ## Run the gateway in front of your own server: make run UPSTREAM=host:port
@@ -69,9 +76,25 @@ endif
 	@$(MAKE) --no-print-directory build $(VENV)/ready
 	@$(PY) -m tests.harness run --upstream $(UPSTREAM)
 
+# IMAGE=registry/repository stands in what is printed, and in a release's manifests.
+image: build ## Write the module as an OCI image layout: target/image (IMAGE=ghcr.io/me/mcp-resume-guard)
+	@$(PYTHON) -m release image --name '$(IMAGE)'
+
+sbom: build $(VENV)/release-ready ## List what is in the module, with licences: target/mcp-resume-guard.cdx.json
+	@$(PY) -m release sbom
+
+release: release-check build ## Make the files of a release: target/release-VERSION (ALLOW_UNTAGGED=1 for a trial)
+	@$(PY) -m release bundle --name '$(IMAGE)' $(TRIAL)
+
+# Before anything is built.
+release-check: $(VENV)/release-ready
+	@$(PY) -m release check $(TRIAL)
+
+TRIAL = $(if $(ALLOW_UNTAGGED),--trial)
+
 clean: ## Remove what was built and fetched
 	rm -rf target .tools
-	find tests bench -name __pycache__ -prune -exec rm -rf {} +
+	find tests bench release -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf tests/.pytest_cache .pytest_cache
 
 wasm-target:
@@ -83,4 +106,8 @@ $(VENV)/ready: tests/requirements.txt
 	  echo "$(PYTHON) must be Python 3.9 or later with venv (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+	@touch $@
+
+$(VENV)/release-ready: release/requirements.txt $(VENV)/ready
+	$(PY) -m pip install --quiet --disable-pip-version-check -r release/requirements.txt
 	@touch $@
