@@ -16,14 +16,17 @@ use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{Action, BufferType, Bytes, ContextType, MapType, MetricType};
 
 use crate::budget::Budget;
-use crate::config::{Config, History};
+use crate::config::Config;
 use crate::exchange::{BodyStep, Exchange, Guard, Origin};
 use crate::fingerprint::Secret;
 use crate::headers;
 use crate::ledger::{Access, Ledger};
 use crate::reply::{RESUMPTION_HEADER, Reply};
 use crate::store::{Cas, CasMismatch, Store};
-use crate::telemetry::{LogLimit, LogLine, LogPermit, Tally, replays_metric, resumptions_metric};
+use crate::telemetry::{
+    LogLimit, LogLine, LogPermit, Tally, configured_line, message_line, replays_metric,
+    resumptions_metric,
+};
 use crate::verdict::{Ruling, Verdict};
 
 /// A body is read in pieces, so that a large chunk doesn't grow the VM.
@@ -230,20 +233,22 @@ impl RootContext for Root {
         let config = match Config::parse(&text) {
             Ok(config) => config,
             Err(error) => {
-                error!("mcp-resume-guard {}: {error}", env!("CARGO_PKG_VERSION"));
+                let problem = format!("mcp-resume-guard {}: {error}", env!("CARGO_PKG_VERSION"));
+                error!("{}", message_line("refused", &problem));
                 return false;
             }
         };
         let (ledger, refused_shape) =
             Ledger::join(&SharedData, &config.state, random::<{ Secret::LEN }>());
         if ledger.announces(&SharedData, &text) {
-            announce(&config, &ledger);
+            info!("{}", configured_line(&config, &ledger));
             if let Some(wanted) = refused_shape {
-                warn!(
+                let kept = format!(
                     "the state of this vm_id has room for {} and keeps it until Envoy restarts; \
                      this configuration asks for {wanted}",
                     ledger.shape()
                 );
+                warn!("{}", message_line("state_kept", &kept));
             }
         }
         self.worker = Some(Rc::new(Worker {
@@ -281,24 +286,6 @@ impl RootContext for Root {
     }
 }
 
-fn announce(config: &Config, ledger: &Ledger) {
-    let history = match config.history {
-        History::Exclusive => {
-            "exclusive: this process sees all traffic of its sessions, so a cursor can be proven never issued"
-        }
-        History::Shared => {
-            "shared: other gateways may issue events too, so a cursor not seen here is unverified, never refused for that"
-        }
-    };
-    let mib = ledger.max_memory_bytes().div_ceil(1024 * 1024);
-    info!(
-        "mcp-resume-guard {}: mode {}; history {history}; room for {}, at most {mib} MiB",
-        env!("CARGO_PKG_VERSION"),
-        config.mode.as_str(),
-        ledger.shape(),
-    );
-}
-
 struct Stream {
     context: u32,
     worker: Rc<Worker>,
@@ -318,10 +305,12 @@ impl Stream {
         }
         let Some(line) = line else { return };
         let permit = self.worker.log_limit.borrow_mut().ask(now_us() / 1_000);
-        if permit != LogPermit::Suppressed {
+        if let LogPermit::Granted { left_out } = permit {
+            let request = hostcalls::get_property(vec!["request", "id"]).ok().flatten();
+            let text = line.to_json(request.as_deref(), left_out);
             match line.ruling.verdict {
-                Verdict::Inconsistent(_) => warn!("{line}{permit}"),
-                _ => info!("{line}{permit}"),
+                Verdict::Inconsistent(_) => warn!("{text}"),
+                _ => info!("{text}"),
             }
         }
     }

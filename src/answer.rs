@@ -19,7 +19,7 @@ use crate::recorder::{Batch, Recorder};
 use crate::replay::{self, Current, End, Finding, Outcome, Replay};
 use crate::reply;
 use crate::store::Store;
-use crate::telemetry::LogLine;
+use crate::telemetry::{Known, LogLine};
 use crate::verdict::{Action, Fault, ReplayFault, Ruling, Verdict};
 
 /// Bytes of an event that are held until it is complete.
@@ -34,6 +34,8 @@ pub(crate) struct Resumed {
     pub cursor: Option<EventId>,
     /// The ruling by which it passed.
     pub ruling: Ruling,
+    /// What was known of the session then.
+    pub known: Option<Known>,
     /// Who answers.
     pub instance: Option<Instance>,
 }
@@ -246,7 +248,7 @@ impl Answer {
         if shows {
             self.resumed.ruling = ruling;
         }
-        LogLine { ruling, session: self.resumed.session }
+        LogLine { ruling, session: self.resumed.session, known: self.resumed.known }
     }
 
     fn keep<S: Store>(&mut self, guard: &Guard, at: &mut Access<'_, S>, batch: Batch) {

@@ -75,6 +75,28 @@ pub enum History {
     Exclusive,
 }
 
+impl History {
+    /// Its name.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            History::Shared => "shared",
+            History::Exclusive => "exclusive",
+        }
+    }
+
+    /// What it means for a verdict.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            History::Exclusive => {
+                "this process sees all traffic of its sessions, so a cursor can be proven never issued"
+            }
+            History::Shared => {
+                "other gateways may issue events too, so a cursor not seen here is unverified, never refused for that"
+            }
+        }
+    }
+}
+
 /// What becomes of a resumption that can't be verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]

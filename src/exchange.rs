@@ -24,7 +24,7 @@ use crate::replay::{Outcome, Replay};
 use crate::reply::{RESUMPTION_HEADER, Reply, Scope};
 use crate::request::{self, Method, Request, is_event_stream, is_json};
 use crate::store::Store;
-use crate::telemetry::LogLine;
+use crate::telemetry::{Known, LogLine};
 use crate::verdict::{
     self, Action, CarriedOn, Cursor, Doubt, Fault, Judgement, Ruling, Single, Verdict,
 };
@@ -145,6 +145,8 @@ pub struct Exchange {
     uncounted: bool,
     /// The cursor of a resumption.
     cursor: Option<EventId>,
+    /// What was known of the session when it was judged.
+    known: Option<Known>,
     /// What has read it.
     ids: IdReader,
     /// Where it carries on, if that is known.
@@ -186,6 +188,7 @@ impl Exchange {
                 Single::One(Cursor::Id(id)) => Some(*id),
                 _ => None,
             },
+            known: None,
             ids: std::mem::take(&mut request.ids),
             resumed: None,
             body: Body::Unread,
@@ -244,7 +247,7 @@ impl Exchange {
         known: Option<&Session>,
         step: &mut RequestStep,
     ) {
-        let Judgement { verdict, stream, pending } = verdict::judge(
+        let Judgement { verdict, stream, pending, known } = verdict::judge(
             &guard.config,
             &guard.ledger,
             at,
@@ -255,6 +258,7 @@ impl Exchange {
             Carries::Known(carried.stream.number, carried.stream.kind)
         });
         self.resumed = stream;
+        self.known = known;
         let (ruling, reply) = self.rule(guard, at, verdict, &pending);
         step.ruling = Some(ruling);
         step.count = reply.is_some().then_some(ruling);
@@ -285,7 +289,7 @@ impl Exchange {
     }
 
     fn log_line(&self, ruling: Ruling) -> LogLine {
-        LogLine { ruling, session: self.known_session() }
+        LogLine { ruling, session: self.known_session(), known: self.known }
     }
 
     /// Where the instance is that has to answer: the owner of the stream that
@@ -479,6 +483,7 @@ impl Exchange {
             session: self.known_session(),
             cursor: self.cursor,
             ruling,
+            known: self.known,
             instance: self.instance.clone(),
         });
         if let Some(resumed) = &resumed {

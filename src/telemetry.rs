@@ -1,8 +1,14 @@
 //! What is counted and what is logged: closed sets of names, never an id.
+//!
+//! A line of the log is a JSON object. `docs/observability.md` has its fields.
 
-use std::fmt;
+use std::borrow::Cow;
 
+use serde::Serialize;
+
+use crate::config::Config;
 use crate::fingerprint::SessionFingerprint;
+use crate::ledger::Ledger;
 use crate::replay::Outcome;
 use crate::verdict::Ruling;
 
@@ -92,6 +98,17 @@ impl Tally {
     }
 }
 
+/// What the ledger had of a session when a resumption of it was judged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Known {
+    /// All that it was issued was seen here.
+    pub complete: bool,
+    /// Its streams.
+    pub streams: usize,
+    /// The events that follow the cursor on its stream, if it stands on one.
+    pub owed: Option<u64>,
+}
+
 /// A line about a resumption that was refused or isn't verified. The session
 /// stands there as its fingerprint, good for this process only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,16 +117,114 @@ pub struct LogLine {
     pub ruling: Ruling,
     /// Whose resumption it was.
     pub session: Option<SessionFingerprint>,
+    /// What was known of that; `None` if nothing was.
+    pub known: Option<Known>,
 }
 
-impl fmt::Display for LogLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "resumption {}: {}", self.ruling.action.as_str(), self.ruling)?;
-        match self.session {
-            Some(session) => write!(f, ", session {session}"),
-            None => Ok(()),
+impl LogLine {
+    /// The line. `request` is the request's id, the same as in the access log;
+    /// `left_out` tells how many lines before this one were too many.
+    pub fn to_json(&self, request: Option<&[u8]>, left_out: u64) -> String {
+        #[derive(Serialize)]
+        struct Line<'a> {
+            event: &'static str,
+            message: String,
+            outcome: &'static str,
+            reason: &'static str,
+            action: &'static str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            session: Option<String>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            history: Option<&'static str>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            streams: Option<usize>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            owed: Option<u64>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            request_id: Option<Cow<'a, str>>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            left_out: Option<u64>,
         }
+        let session = self.session.map(|session| session.to_string());
+        let action = self.ruling.action.as_str();
+        let mut message = format!("resumption {action}: {}", self.ruling);
+        if let Some(session) = &session {
+            message = format!("{message}, session {session}");
+        }
+        if left_out > 0 {
+            message = format!("{message} ({left_out} more lines were left out)");
+        }
+        let request = request.filter(|id| (1..=REQUEST_ID_BYTES).contains(&id.len()));
+        let complete = self.known.map(|known| known.complete);
+        written(&Line {
+            event: "resumption",
+            message,
+            outcome: self.ruling.verdict.outcome(),
+            reason: self.ruling.verdict.reason(),
+            action,
+            session,
+            history: complete.map(|complete| if complete { "complete" } else { "incomplete" }),
+            streams: self.known.map(|known| known.streams),
+            owed: self.known.and_then(|known| known.owed),
+            request_id: request.map(String::from_utf8_lossy),
+            left_out: (left_out > 0).then_some(left_out),
+        })
     }
+}
+
+/// A request's id that is longer is nobody's whom Envoy knows.
+const REQUEST_ID_BYTES: usize = 128;
+
+/// The line about a configuration that is new here.
+pub fn configured_line(config: &Config, ledger: &Ledger) -> String {
+    #[derive(Serialize)]
+    struct Line {
+        event: &'static str,
+        message: String,
+        version: &'static str,
+        mode: &'static str,
+        history: &'static str,
+        sessions: u64,
+        streams_per_session: u8,
+        ids_per_stream: u16,
+        max_memory_mib: u64,
+    }
+    let (mode, history, shape) = (config.mode.as_str(), config.history, ledger.shape());
+    let meaning = history.meaning();
+    let history = history.as_str();
+    let max_memory_mib = ledger.max_memory_bytes().div_ceil(1024 * 1024);
+    written(&Line {
+        event: "configured",
+        message: format!(
+            "mcp-resume-guard {VERSION}: mode {mode}; history {history}: {meaning}; \
+             room for {shape}, at most {max_memory_mib} MiB"
+        ),
+        version: VERSION,
+        mode,
+        history,
+        sessions: shape.sessions(),
+        streams_per_session: shape.streams,
+        ids_per_stream: shape.ids,
+        max_memory_mib,
+    })
+}
+
+/// A line that only says something.
+pub fn message_line(event: &'static str, message: &str) -> String {
+    #[derive(Serialize)]
+    struct Line<'a> {
+        event: &'static str,
+        message: &'a str,
+        version: &'static str,
+    }
+    written(&Line { event, message, version: VERSION })
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+fn written(line: &impl Serialize) -> String {
+    // Strings and integers: there is nothing that can't be written.
+    serde_json::to_string(line).unwrap_or_default()
 }
 
 /// Lets at most [`LogLimit::PER_SECOND`] lines a second through, and counts the
@@ -150,17 +265,6 @@ impl LogLimit {
         }
         self.lines = self.lines.saturating_add(1);
         LogPermit::Granted { left_out: std::mem::take(&mut self.left_out) }
-    }
-}
-
-impl fmt::Display for LogPermit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LogPermit::Granted { left_out } if *left_out > 0 => {
-                write!(f, " ({left_out} more lines were left out)")
-            }
-            _ => Ok(()),
-        }
     }
 }
 

@@ -18,6 +18,7 @@ use crate::ledger::table::Session;
 use crate::ledger::{Access, Ledger};
 use crate::owner::OwnerId;
 use crate::store::Store;
+use crate::telemetry::Known;
 
 /// Why the guard can't know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -323,35 +324,44 @@ pub struct Judgement {
     /// The JSON-RPC ids of the calls that are pending for the cursor, as they
     /// were sent, where a fault is to be told to them.
     pub pending: SentIds,
+    /// What the ledger had of the session.
+    pub known: Option<Known>,
 }
 
-/// Judges a resumption by what the ledger has; `known` is its session's slot, if
-/// it has one. Rule 1, by which the guard is inert, comes before.
+/// Judges a resumption by what the ledger has; `slot` is its session's, if it
+/// has one. Rule 1, by which the guard is inert, comes before.
 pub fn judge<S: Store>(
     config: &Config,
     ledger: &Ledger,
     at: &Access<'_, S>,
-    (session, known): (&Single<SessionFingerprint>, Option<&Session>),
+    (session, slot): (&Single<SessionFingerprint>, Option<&Session>),
     cursor: &Single<Cursor>,
 ) -> Judgement {
     use Verdict::{Inconsistent, Unverified};
-    let only = |verdict| Judgement { verdict, stream: None, pending: SentIds::new() };
+    let judged =
+        |verdict| Judgement { verdict, stream: None, pending: SentIds::new(), known: None };
 
     // Rule 2.
     let cursor = match cursor {
         Single::One(cursor) => *cursor,
-        Single::Malformed | Single::Absent => return only(Inconsistent(Fault::MalformedCursor)),
+        Single::Malformed | Single::Absent => return judged(Inconsistent(Fault::MalformedCursor)),
     };
     let session = match session {
         Single::One(session) => Some(*session),
         Single::Absent => None,
-        Single::Malformed => return only(Inconsistent(Fault::MalformedSession)),
+        Single::Malformed => return judged(Inconsistent(Fault::MalformedSession)),
     };
     // Rule 3.
     let Cursor::Id(cursor) = cursor else {
-        return only(Unverified(Doubt::CursorTooLong));
+        return judged(Unverified(Doubt::CursorTooLong));
     };
-    let history = known.map(|session| ledger.history_of(at, session.clone()));
+    let history = slot.map(|session| ledger.history_of(at, session.clone()));
+    let known = history.as_ref().map(|history| Known {
+        complete: history.session.complete,
+        streams: history.streams.len(),
+        owed: history.streams.iter().find_map(|stream| stream.find(&cursor)),
+    });
+    let only = |verdict| Judgement { known, ..judged(verdict) };
     // Rule 4.
     if history.as_ref().is_some_and(|history| history.session.ended) {
         return only(Inconsistent(Fault::SessionTerminated));
@@ -389,14 +399,14 @@ pub fn judge<S: Store>(
             Inconsistent(Fault::AmbiguousCursor) => None,
             _ => carried_on(history, &issued, &cursor, is_doubted),
         };
-        return Judgement { verdict, stream, pending };
+        return Judgement { stream, pending, ..only(verdict) };
     }
     // Rule 11.
     if let Some(fault) = history.session.cut_from(cursor.whole, history.session.owner)
         && !ledger.is_doubted(at, session)
     {
         let pending = history.pending_calls(&cursor, &[]);
-        return Judgement { verdict: Inconsistent(Fault::Replay(fault)), stream: None, pending };
+        return Judgement { pending, ..only(Inconsistent(Fault::Replay(fault))) };
     }
     // Rule 13.
     if config.history == config::History::Shared
@@ -416,11 +426,7 @@ pub fn judge<S: Store>(
     } else {
         Fault::NeverIssued
     };
-    Judgement {
-        verdict: Inconsistent(fault),
-        stream: None,
-        pending: history.pending_calls(&cursor, &[]),
-    }
+    Judgement { pending: history.pending_calls(&cursor, &[]), ..only(Inconsistent(fault)) }
 }
 
 fn streams_with<'a>(history: &'a History, cursor: &EventId) -> Vec<&'a Stream> {

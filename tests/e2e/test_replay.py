@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import itertools
+import json
 import re
 import uuid
 from collections import Counter
@@ -406,8 +407,10 @@ async def test_what_is_logged(gateways: Any, listener: str, action: str) -> None
         await answer.response.body()
         ((level, line),) = gateway.envoy.wasm_log()[lines:]
         assert level == "warning"
-        told = re.escape(f"resumption {action}: {fault.ruling(action)}, session ")
-        assert re.search(told + "[0-9a-f]{16}$", line)
+        told = json.loads(line)
+        assert told["message"].startswith(f"resumption {action}: {fault.ruling(action)}, session ")
+        assert re.fullmatch("[0-9a-f]{16}", told["session"])
+        assert told["owed"] == len(world.owed)
         assert str(world.session.id) not in line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -243,6 +244,29 @@ async def test_what_is_refused_or_doubted_is_logged(gateways: Any, http: str) ->
     assert len(logged) == len(reasons)
     for reason in reasons:
         assert sum(str(reason) in line for line in logged) == 1
+
+
+async def test_log_lines_are_json(gateways: Any, http: str) -> None:
+    """What the guard decided and knew, under the request's id in the access log."""
+    gateway = await gateways.get_new()
+    for answer, _ in await judged(gateway, http):
+        await answer.response.body()
+    lines = [json.loads(line) for _, line in gateway.envoy.wasm_log()]
+    assert all({"event", "message"} <= line.keys() for line in lines)
+    (configured,) = [line for line in lines if line["event"] == "configured"]
+    assert configured["history"] == "exclusive"
+    told = [line for line in lines if line["event"] == "resumption"]
+    await eventually(
+        lambda: {line["request_id"] for line in told}
+        <= {line["request_id"] for line in gateway.envoy.access_log()}
+    )
+    by_request = {line["request_id"]: line for line in gateway.envoy.access_log()}
+    for line in told:
+        ruling = f"{line['outcome']};reason={line['reason']};action={line['action']}"
+        assert by_request[line["request_id"]]["resumption"] == ruling
+    known = {line["reason"]: line for line in told}["never_issued"]
+    assert (known["history"], known["streams"]) == ("complete", 1)
+    assert "session" in known and "owed" not in known
 
 
 async def test_lines_are_limited(gateways: Any, http: str) -> None:
