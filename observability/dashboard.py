@@ -297,7 +297,6 @@ def variable(name: str, label: str, metric: str, narrowed: str = "") -> Json:
         "name": name,
         "label": label,
         "datasource": SOURCE,
-        "definition": query,
         "query": {"query": query, "refId": "StandardVariableQuery"},
         "refresh": 2,
         "sort": 1,
@@ -630,8 +629,6 @@ def dashboard() -> Json:
                     "regex": "",
                     "multi": False,
                     "includeAll": False,
-                    "current": {},
-                    "options": [],
                 },
                 variable("job", "Job", "mcp_resume_guard_events_recorded"),
                 variable(

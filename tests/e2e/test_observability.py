@@ -340,3 +340,16 @@ def test_links_lead_somewhere() -> None:
     there = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     there |= set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
     assert anchors() <= there
+
+
+def test_the_documented_tags_are_those_of_envoy_yaml() -> None:
+    """Envoy Gateway's patch adds the same; and what else stands there as YAML is YAML."""
+    text = (DOCS / "observability.md").read_text()
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    (proxy,) = (block for block in blocks if block.get("kind") == "EnvoyProxy")
+    patches = proxy["spec"]["bootstrap"]["jsonPatches"]
+    tags = yaml.safe_load(project.ENVOY_YAML.read_text())["stats_config"]["stats_tags"]
+    assert [patch["value"] for patch in patches] == tags
+    (istio,) = (block for block in blocks if "proxy.istio.io/config" in block)
+    config = yaml.safe_load(istio["proxy.istio.io/config"])
+    assert config["extraStatTags"] == [tag["tag_name"] for tag in tags]

@@ -1,7 +1,7 @@
 """A running Prometheus, and which one runs: `PROMETHEUS=path` and `PROMTOOL=path`; else what is on
 the PATH, else Debian's package, unpacked into .tools/ (no root needed, nothing installed).
 
-`python -m tests.harness.prometheus_server` makes sure that both are there, and prints their paths.
+`python -m tests.harness.prometheus_server promtool` makes sure that it is there, and prints its path.
 """
 
 from __future__ import annotations
@@ -219,9 +219,9 @@ class Prometheus:
 
 
 def main() -> int:
-    """Finds or fetches both."""
+    """Finds or fetches what it is asked for."""
     try:
-        print(find("prometheus"), find("promtool"))
+        print(*map(find, sys.argv[1:]))
     except PrometheusMissing as missing:
         print(missing, file=sys.stderr)
         return 1
