@@ -12,7 +12,7 @@ MODULE := target/$(TARGET)/release/mcp_resume_guard.wasm
 
 .DEFAULT_GOAL := help
 .PHONY: help build test test-rust test-e2e test-releases lint demo interop bench bench-build run clean wasm-target
-.PHONY: test-rules observability dashboard-picture
+.PHONY: test-rules observability picture
 
 help: ## Show the commands
 	@echo "make COMMAND, where COMMAND is:"
@@ -46,7 +46,7 @@ test-rules: $(VENV)/ready ## Test the alert rules alone (PROMTOOL=path for your 
 observability: $(VENV)/ready ## Make the dashboard and the operator's rules anew, after a change
 	$(PY) -m observability
 
-dashboard-picture: build $(VENV)/ready ## Draw docs/dashboard.svg from a run of three minutes
+picture: build $(VENV)/ready ## Draw docs/dashboard.svg from a run of three minutes
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m observability.picture
 

@@ -99,7 +99,7 @@ class Clients:
 
 
 async def traffic(gateway: Gateway, began: float) -> None:
-    """All of the run."""
+    """All of the run; what is counted before it begins fills the first window."""
     clients = Clients(gateway)
     tasks: set[asyncio.Task[None]] = set()
 
@@ -108,17 +108,17 @@ async def traffic(gateway: Gateway, began: float) -> None:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    for second in range(SECONDS):
-        if second == RESTART:
+    restarted = False
+    while (second := int(time.time() - began)) < SECONDS:
+        if second >= RESTART and not restarted:
+            restarted = True
             await asyncio.gather(*tasks)
             gateway.drop_connections()
             gateway.envoy.restart()
-        for _ in range(RATE):
-            start(clients.come(second))
-            if second > RESTART and random.random() < 2 * math.exp((RESTART - second) / 9):
-                start(clients.come_back())
-            await asyncio.sleep(1 / RATE)
-        await asyncio.sleep(max(0.0, began + second + 1 - time.time()))
+        start(clients.come(second))
+        if second > RESTART and random.random() < 2 * math.exp((RESTART - second) / 9):
+            start(clients.come_back())
+        await asyncio.sleep(1 / RATE)
     await asyncio.gather(*tasks)
 
 
@@ -141,11 +141,16 @@ def collect() -> tuple[dict[str, float], dict[str, list[Series]]]:
         with Prometheus({"gateway": gateway.envoy.admin_address}) as prometheus:
             while set(prometheus.targets().values()) != {"up"}:
                 time.sleep(0.2)
-            began = time.time()
+            began = time.time() + WINDOW
             loop.run_until_complete(traffic(gateway, began))
             return asked(prometheus, began)
     finally:
         loop.run_until_complete(gateway.stop())
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.close()
 
 
 def asked(prometheus: Prometheus, began: float) -> tuple[dict[str, float], dict[str, list[Series]]]:
@@ -191,7 +196,8 @@ CHARTS = [
 WIDTH = 860
 GAP_BETWEEN = 20
 STAT_TOP, STAT_HEIGHT = 52, 62
-CHART_TOP, CHART_HEIGHT, CHART_STEP = 176, 120, 246
+MARKS_TOP = 142
+CHART_TOP, CHART_HEIGHT, CHART_STEP = 176, 120, 222
 LEFT = 34
 """Of a chart, for its numbers."""
 LEGEND_STEP = 17
@@ -201,7 +207,7 @@ INK = {
     "yellow": "#bf8700",
     "orange": "#e16f24",
     "red": "#cf222e",
-    "dark-red": "#82071e",
+    "dark-red": "#a40e26",
     "blue": "#218bff",
 }
 PALETTE = ["#bf3989", "#8250df", "#1b7c83", "#e16f24", "#bf8700", "#57606a", "#4ac26b"]
@@ -228,7 +234,7 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f232
 def draw(stats: dict[str, float], charts: dict[str, list[Series]]) -> str:
     """The picture's text."""
     rows = math.ceil(len(CHARTS) / 2)
-    height = CHART_TOP + rows * CHART_STEP
+    height = CHART_TOP + rows * CHART_STEP - 14
     title = "What the dashboard shows of a run of three minutes"
     box = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     parts = [
@@ -238,8 +244,14 @@ def draw(stats: dict[str, float], charts: dict[str, list[Series]]) -> str:
         text(
             0,
             35,
-            f"five clients a second; counts of the last {WINDOW} seconds (on the dashboard: 5 minutes);"
-            " above the lines as they are at the end",
+            f"counts of the last {WINDOW} seconds (on the dashboard: 5 minutes) at each point; "
+            "the boxes at the end of the run",
+            "faint",
+        ),
+        text(
+            0,
+            MARKS_TOP,
+            " \u2003 ".join(f"{n}  {what}" for n, (_, what) in enumerate(MARKS, 1)),
             "faint",
         ),
     ]
