@@ -567,7 +567,7 @@ def panels() -> list[Json]:
         ),
     )
     grid.add(
-        8,
+        12,
         7,
         chart(
             "VM reloads",
@@ -579,16 +579,7 @@ def panels() -> list[Json]:
         ),
     )
     grid.add(
-        8,
-        7,
-        chart(
-            "Wasm VMs",
-            "One for each worker, and one that they are cloned from. Fewer than that: a worker has none.",
-            (now("envoy_wasm_wasm_vm_count", "instance"), "{{instance}}"),
-        ),
-    )
-    grid.add(
-        8,
+        12,
         7,
         chart(
             "Uptime",
