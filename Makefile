@@ -16,6 +16,7 @@ REMAP := --config 'target.$(TARGET).rustflags=["--remap-path-prefix=$(or $(CARGO
 .DEFAULT_GOAL := help
 .PHONY: help build test test-rust test-e2e test-packaging test-releases lint demo interop bench bench-build run \
 	image sbom release release-check clean wasm-target
+.PHONY: test-rules observability picture
 
 help: ## Show the commands
 	@echo "make COMMAND, where COMMAND is:"
@@ -44,14 +45,26 @@ test-releases: build $(VENV)/ready ## Run the tests on several releases of Envoy
 	  ENVOY= ENVOY_VERSION=$$version $(PY) -m pytest tests/e2e $(ARGS) || exit 1; \
 	done
 
+test-rules: $(VENV)/ready ## Test the alert rules alone (PROMTOOL=path for your own promtool)
+	@tool=$$($(PY) -m tests.harness.prometheus_server promtool) || exit 1; \
+	  $$tool check rules observability/prometheus-rules.yaml && \
+	  $$tool test rules observability/prometheus-rules.test.yaml
+
+observability: $(VENV)/ready ## Make the dashboard and the operator's rules anew, after a change
+	$(PY) -m observability
+
+picture: build $(VENV)/ready ## Draw docs/dashboard.svg from a run of three minutes
+	$(PY) -m tests.harness envoy >/dev/null
+	$(PY) -m observability.picture
+
 lint: wasm-target $(VENV)/ready ## Check format and lints, of Rust and Python, and the docs
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --lib --target $(TARGET) -- -D warnings
 	cargo clippy --lib --target $(TARGET) -p mcp-resume-guard-noop -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
-	$(VENV)/bin/ruff check --no-cache tests bench release
-	$(VENV)/bin/ruff format --no-cache --check tests bench release
+	$(VENV)/bin/ruff check --no-cache tests bench release observability
+	$(VENV)/bin/ruff format --no-cache --check tests bench release observability
 
 demo: build $(VENV)/ready ## See the guard judge a real MCP server's reconnects
 	$(PY) -m tests.harness envoy >/dev/null
@@ -94,7 +107,7 @@ TRIAL = $(if $(ALLOW_UNTAGGED),--trial)
 
 clean: ## Remove what was built and fetched
 	rm -rf target .tools
-	find tests bench release -name __pycache__ -prune -exec rm -rf {} +
+	find tests bench release observability -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf tests/.pytest_cache .pytest_cache
 
 wasm-target:

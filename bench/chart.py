@@ -73,8 +73,8 @@ def draw(groups: Sequence[Group]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {box} role="img" aria-label="{title}">',
         f"<style>{STYLE}</style>",
-        _text(0, 16, title, "heading"),
-        _text(
+        text(0, 16, title, "heading"),
+        text(
             0, 34, "for each unit of work; median, and range of the rounds; less is better", "faint"
         ),
         *_legend(),
@@ -83,12 +83,12 @@ def draw(groups: Sequence[Group]) -> str:
     for tenth in range(0, int(CUT * 10) + 1, 5):
         x = _x(tenth / 10)
         kind = "plain" if tenth == 10 else "grid"
-        parts.append(_line(x, TOP, x, bottom, kind))
+        parts.append(line(x, TOP, x, bottom, kind))
         label = "plain" if tenth == 10 else f"{tenth / 10:g}×"
-        parts.append(_text(x, bottom + 18, label, "faint", "middle"))
+        parts.append(text(x, bottom + 18, label, "faint", "middle"))
     y = TOP
     for group in groups:
-        parts.append(_text(0, y + 22, group.name, "heading"))
+        parts.append(text(0, y + 22, group.name, "heading"))
         y += HEADING
         for bar in group.bars:
             parts.extend(_bar(bar, y, group.limit))
@@ -97,10 +97,9 @@ def draw(groups: Sequence[Group]) -> str:
 
 
 def _legend() -> list[str]:
-    text = "the most that the guard may take"
     return [
-        _text(WIDTH - 12, 34, text, "faint", "end"),
-        _line(WIDTH - 4, 23, WIDTH - 4, 37, "limit"),
+        text(WIDTH - 12, 34, "the most that the guard may take", "faint", "end"),
+        line(WIDTH - 4, 23, WIDTH - 4, 37, "limit"),
     ]
 
 
@@ -108,7 +107,7 @@ def _bar(bar: Bar, y: float, limit: float | None) -> list[str]:
     kind = "ours" if bar.is_ours else "bar"
     end = _x(min(bar.ratio.median, CUT))
     parts = [
-        _text(LEFT - 10, y + 11, bar.name, "heading" if bar.is_ours else "", "end"),
+        text(LEFT - 10, y + 11, bar.name, "heading" if bar.is_ours else "", "end"),
         f'<rect class="{kind}" x="{LEFT}" y="{y}" width="{end - LEFT:.1f}" height="{BAR}" rx="2"/>',
     ]
     if bar.ratio.median > CUT:
@@ -121,13 +120,13 @@ def _bar(bar: Bar, y: float, limit: float | None) -> list[str]:
     else:
         middle = y + BAR / 2
         most = _x(min(bar.ratio.most, CUT))
-        parts.append(_line(_x(bar.ratio.least), middle, most, middle, "range"))
+        parts.append(line(_x(bar.ratio.least), middle, most, middle, "range"))
         label = max(end, most) + 6
     if bar.is_ours and limit is not None and limit <= CUT:
-        parts.append(_line(_x(limit), y - 3, _x(limit), y + BAR + 3, "limit"))
+        parts.append(line(_x(limit), y - 3, _x(limit), y + BAR + 3, "limit"))
         if label - 8 < _x(limit) < label + 30:
             label = _x(limit) + 6
-    parts.append(_text(label, y + 11, f"{bar.ratio.median:.2f}", "heading" if bar.is_ours else ""))
+    parts.append(text(label, y + 11, f"{bar.ratio.median:.2f}", "heading" if bar.is_ours else ""))
     return parts
 
 
@@ -135,10 +134,12 @@ def _x(ratio: float) -> float:
     return LEFT + ratio / CUT * (WIDTH - LEFT - RIGHT)
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    """A stroke."""
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+def text(x: float, y: float, says: str, kind: str = "", anchor: str = "start") -> str:
+    """Words, with their left end (or `anchor`) there."""
     name = f' class="{kind}"' if kind else ""
-    return f'<text{name} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+    return f'<text{name} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(says)}</text>'

@@ -140,6 +140,11 @@ class Envoy:
         """The port of the listener with this name."""
         return self._ports[name]
 
+    @property
+    def admin_address(self) -> str:
+        """Where the admin interface listens, as `host:port`."""
+        return self._admin
+
     def admin(self, path: str, method: str = "GET") -> str:
         """What the admin interface answers."""
         request = urllib.request.Request(f"http://{self._admin}{path}", method=method)

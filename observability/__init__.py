@@ -1,0 +1,1 @@
+"""What an operator loads: a dashboard, rules, and how they are made."""
