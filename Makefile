@@ -14,9 +14,8 @@ MODULE := target/$(TARGET)/release/mcp_resume_guard.wasm
 REMAP := --config 'target.$(TARGET).rustflags=["--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo"]'
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-e2e test-packaging test-releases lint demo interop bench bench-build run \
-	image sbom release release-check clean wasm-target
-.PHONY: test-rules observability picture
+.PHONY: help build test test-rust test-e2e test-packaging test-rules test-releases lint demo manifests interop bench \
+	bench-build run image sbom release release-check observability picture clean wasm-target
 
 help: ## Show the commands
 	@echo "make COMMAND, where COMMAND is:"
@@ -69,6 +68,16 @@ lint: wasm-target $(VENV)/ready ## Check format and lints, of Rust and Python, a
 demo: build $(VENV)/ready ## See the guard judge a real MCP server's reconnects
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m tests.demo
+
+manifests: $(VENV)/ready .tools/manifests/ready ## Check the fields of the manifests in envoy/ (needs npm)
+	$(PY) -m pytest tests/manifests $(ARGS)
+
+.tools/manifests/ready: tests/manifests/package.json tests/manifests/package-lock.json tests/manifests/check.mjs
+	@command -v npm >/dev/null || { echo "npm is missing: install Node.js with npm 7 or later" >&2; exit 1; }
+	@mkdir -p $(@D)
+	cp $^ $(@D)
+	cd $(@D) && npm ci --no-audit --no-fund --ignore-scripts --loglevel=error
+	@touch $@
 
 interop: build $(VENV)/ready ## Try the guard with real clients and servers (ARGS=--quick as CI does; ARGS='--only servers' for a part)
 	$(PY) -m tests.harness envoy >/dev/null

@@ -8,7 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 """The project's root; Envoy runs here, so that the paths in envoy.yaml hold."""
 
-ENVOY_YAML = ROOT / "envoy" / "envoy.yaml"
+ENVOY = ROOT / "envoy"
+"""What users configure their gateways with."""
+
+ENVOY_YAML = ENVOY / "envoy.yaml"
 
 TOOLS = ROOT / ".tools"
 """What was fetched for this project alone. Git ignores it."""
