@@ -281,6 +281,27 @@ impl LogLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verdict::{Action, Doubt, Verdict};
+
+    #[test]
+    fn whatever_a_request_is_called_a_line_is_json() {
+        let verdict = Verdict::Unverified(Doubt::UnknownSession);
+        let ruling = Ruling { verdict, action: Action::Passed };
+        let line = LogLine { ruling, session: None, known: None };
+        for (request, told) in [
+            (&b"a\"\n\\"[..], Some("a\"\n\\")),
+            (b"\xff", Some("\u{fffd}")),
+            (b"", None),
+            (&[b'x'; REQUEST_ID_BYTES + 1], None),
+        ] {
+            let text = line.to_json(Some(request), 2);
+            let fields: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(fields["request_id"].as_str(), told, "{text}");
+            assert_eq!(fields["reason"], "unknown_session");
+            assert_eq!(fields["left_out"], 2);
+            assert_eq!(text.lines().count(), 1);
+        }
+    }
 
     #[test]
     fn ten_lines_a_second_then_a_count() {
