@@ -16,8 +16,8 @@ SCHEMA := envoy/mcp-resume-guard.schema.json
 REMAP := --config 'target.$(TARGET).rustflags=["--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo"]'
 
 .DEFAULT_GOAL := help
-.PHONY: help build cli check-config explain schema test test-rust test-e2e test-packaging test-rules test-releases lint demo manifests interop bench \
-	bench-build run image sbom release release-check observability picture clean wasm-target
+.PHONY: help build cli check-config explain schema test test-rust test-e2e test-packaging test-rules test-releases \
+	lint demo manifests interop bench bench-build fetch run image sbom release release-check observability picture clean wasm-target
 
 help: ## Show the commands
 	@echo "make COMMAND, where COMMAND is:"
@@ -109,6 +109,11 @@ bench: bench-build $(VENV)/ready ## Measure what the guard costs (QUICK=1 for a 
 bench-build: build
 	cargo rustc --lib --release --target $(TARGET) --target-dir target -p mcp-resume-guard-noop $(REMAP)
 	cargo build --profile bench-tools --target-dir target -p mcp-resume-guard-bench
+
+fetch: $(VENV)/ready $(VENV)/release-ready .tools/manifests/ready ## Fetch all that the tests need beside crates
+	$(PY) -m tests.harness envoy >/dev/null
+	$(PY) -m tests.harness.prometheus_server prometheus >/dev/null
+	$(PY) -m tests.interop --install
 
 run: ## Run the gateway in front of your own server: make run UPSTREAM=host:port
 ifndef UPSTREAM
