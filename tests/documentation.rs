@@ -59,7 +59,8 @@ fn every_reason_and_violation_has_one_entry_in_the_runbook() {
 fn the_runbooks_configurations_are_accepted() {
     let blocks: Vec<&str> = RUNBOOK.split("```json\n").skip(1).collect();
     assert!(blocks.len() >= 3);
-    let members = RUNBOOK.split("```").step_by(2).flat_map(|text| text.split('`').skip(1).step_by(2));
+    let members =
+        RUNBOOK.split("```").step_by(2).flat_map(|text| text.split('`').skip(1).step_by(2));
     let members = members.filter(|text| text.starts_with('"') && text.contains(": "));
     let members: Vec<String> = members.map(|text| format!("{{{text}}}")).collect();
     assert!(members.len() >= 10);
