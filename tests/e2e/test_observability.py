@@ -364,14 +364,21 @@ def test_the_runbooks_links_lead_somewhere() -> None:
         assert not place or place in places(page.read_text()), (file, place)
 
 
-def test_the_documented_tags_are_those_of_envoy_yaml() -> None:
-    """Envoy Gateway's patch adds the same; and what else stands there as YAML is YAML."""
+def test_every_gateways_tags_are_those_of_envoy_yaml() -> None:
+    """In Envoy Gateway's bootstrap as they are, in Istio's mesh by their names."""
+    tags = yaml.safe_load(project.ENVOY_YAML.read_text())["stats_config"]["stats_tags"]
+    policy = yaml.safe_load_all((project.ENVOY / "envoy-gateway" / "policy.yaml").read_text())
+    (proxy,) = (resource for resource in policy if resource["kind"] == "EnvoyProxy")
+    bootstrap = yaml.safe_load(proxy["spec"]["bootstrap"]["value"])
+    assert bootstrap["stats_config"]["stats_tags"] == tags
+    mesh = yaml.safe_load((project.ENVOY / "istio" / "mesh.yaml").read_text())
+    names = mesh["meshConfig"]["defaultConfig"]["extraStatTags"]
+    assert names == [tag["tag_name"] for tag in tags]
+
+
+def test_the_pages_yaml_is_yaml() -> None:
+    """What it says to write for scraping."""
     text = (DOCS / "observability.md").read_text()
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
-    (proxy,) = (block for block in blocks if block.get("kind") == "EnvoyProxy")
-    patches = proxy["spec"]["bootstrap"]["jsonPatches"]
-    tags = yaml.safe_load(project.ENVOY_YAML.read_text())["stats_config"]["stats_tags"]
-    assert [patch["value"] for patch in patches] == tags
     (istio,) = (block for block in blocks if "proxy.istio.io/config" in block)
-    config = yaml.safe_load(istio["proxy.istio.io/config"])
-    assert config["extraStatTags"] == [tag["tag_name"] for tag in tags]
+    assert "proxyStatsMatcher" in yaml.safe_load(istio["proxy.istio.io/config"])
