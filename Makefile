@@ -15,7 +15,7 @@ REMAP := --config 'target.$(TARGET).rustflags=["--remap-path-prefix=$(or $(CARGO
 
 .DEFAULT_GOAL := help
 .PHONY: help build test test-rust test-e2e test-packaging test-rules test-releases lint demo manifests interop bench \
-	bench-build run image sbom release release-check observability picture clean wasm-target
+	bench-build run docs image sbom release release-check observability picture clean wasm-target
 
 help: ## Show the commands
 	@echo "make COMMAND, where COMMAND is:"
@@ -62,8 +62,8 @@ lint: wasm-target $(VENV)/ready ## Check format and lints, of Rust and Python, a
 	cargo clippy --lib --target $(TARGET) -- -D warnings
 	cargo clippy --lib --target $(TARGET) -p mcp-resume-guard-noop -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
-	$(VENV)/bin/ruff check --no-cache tests bench release observability
-	$(VENV)/bin/ruff format --no-cache --check tests bench release observability
+	$(VENV)/bin/ruff check --no-cache tests bench release observability book
+	$(VENV)/bin/ruff format --no-cache --check tests bench release observability book
 
 demo: build $(VENV)/ready ## See the guard judge a real MCP server's reconnects
 	$(PY) -m tests.harness envoy >/dev/null
@@ -98,6 +98,10 @@ endif
 	@$(MAKE) --no-print-directory build $(VENV)/ready
 	@$(PY) -m tests.harness run --upstream $(UPSTREAM)
 
+# The theme's warning is about a MkDocs that isn't the pinned one.
+docs: $(VENV)/docs-ready ## Build the documentation as a site, and check its links: target/docs
+	NO_MKDOCS_2_WARNING=true $(VENV)/bin/mkdocs build --strict -f book/mkdocs.yml
+
 # IMAGE=registry/repository stands in what is printed, and in a release's manifests.
 image: build ## Write the module as an OCI image layout: target/image (IMAGE=ghcr.io/me/mcp-resume-guard)
 	@$(PYTHON) -m release image --name '$(IMAGE)'
@@ -116,7 +120,7 @@ TRIAL = $(if $(ALLOW_UNTAGGED),--trial)
 
 clean: ## Remove what was built and fetched
 	rm -rf target .tools
-	find tests bench release observability -name __pycache__ -prune -exec rm -rf {} +
+	find tests bench release observability book -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf tests/.pytest_cache .pytest_cache
 
 wasm-target:
@@ -132,4 +136,8 @@ $(VENV)/ready: tests/requirements.txt
 
 $(VENV)/release-ready: release/requirements.txt $(VENV)/ready
 	$(PY) -m pip install --quiet --disable-pip-version-check -r release/requirements.txt
+	@touch $@
+
+$(VENV)/docs-ready: book/requirements.txt $(VENV)/ready
+	$(PY) -m pip install --quiet --disable-pip-version-check -r book/requirements.txt
 	@touch $@
