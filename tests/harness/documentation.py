@@ -19,7 +19,7 @@ PROGRAMS = {
     *("curl", "diff", "grep", "jq", "promtool", "sed", "sha256sum"),
     *("crane", "docker", "envoy", "func-e", "helm", "istioctl", "kubectl", "oras", "skopeo"),
 }
-"""What a line has to begin with to be a command."""
+"""What a block without prompts has to begin with to hold commands, one a line; and code in a sentence."""
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"`([^`\n]+)`")
@@ -36,7 +36,7 @@ class Command:
     """That of its block's beginning, or its own outside of blocks."""
     text: str
     output: str = ""
-    """What follows it in its block, up to the next command."""
+    """In a block with prompts, what follows it up to the next one."""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}: {self.text}"
@@ -83,12 +83,16 @@ def _commands(page: Path) -> Iterator[Command]:
 
 
 def _in_block(page: str, line: int, block: str) -> Iterator[Command]:
-    found: list[Command] = []
     # A command that goes on on the next line is one.
-    for text in re.sub(r"\\\n\s*", "", block).splitlines():
-        bare = text.removeprefix("$ ")
-        if _is_command(bare):
-            found.append(Command(page, line, re.sub(r"  +", " ", _COMMENT.sub("", bare))))
+    lines = re.sub(r"\\\n\s*", "", block).splitlines()
+    prompts = any(text.startswith("$ ") for text in lines)
+    if not prompts and not _is_command(lines[0]):
+        return
+    found: list[Command] = []
+    for text in lines:
+        if text.startswith("$ ") if prompts else text:
+            bare = _COMMENT.sub("", text.removeprefix("$ "))
+            found.append(Command(page, line, re.sub(r"  +", " ", bare)))
         elif found:
             found[-1] = replace(found[-1], output=f"{found[-1].output}{text}\n")
     yield from found
