@@ -170,10 +170,10 @@ def test_tests_that_are_named() -> None:
 def test_files_and_objects_that_kubectl_and_helm_are_told() -> None:
     """Each file is there; each object of a kind of ours is in one of the manifests."""
     ours = {
-        (document["kind"].lower(), document["metadata"]["name"], _space(document))
+        (document["kind"].lower(), meta["name"], meta.get("namespace", "default"))
         for file in ENVOY.glob("*/*.yaml")
         for document in yaml.safe_load_all(file.read_text())
-        if document and "kind" in document
+        if document and (meta := document.get("metadata"))
     }
     kinds = {kind for kind, _, _ in ours}
     for command in ALL:
@@ -182,14 +182,8 @@ def test_files_and_objects_that_kubectl_and_helm_are_told() -> None:
         for file in re.findall(r" -f (\S+)", command.text):
             assert (ROOT / file).is_file(), str(command)
         space = re.search(r" -n (\S+)", command.text)
-        for kind, name in re.findall(r" ([a-z]+)[/ ]([\w-]+)", command.text):
-            if kind in kinds:
-                places = {place for k, n, place in ours if (k, n) == (kind, name)}
-                assert (space[1] if space else "default") in places, str(command)
-
-
-def _space(document: dict[str, Any]) -> str:
-    return document["metadata"].get("namespace", "default")
+        for kind, name in re.findall(rf" ({'|'.join(kinds)})[/ ]([\w-]+)", command.text):
+            assert (kind, name, space[1] if space else "default") in ours, str(command)
 
 
 def test_releases_that_are_named() -> None:
