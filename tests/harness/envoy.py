@@ -42,12 +42,14 @@ class Envoy:
         concurrency: int = 4,
         dynamic_listeners: bool = False,
         access_log: bool = True,
+        drain_seconds: int = 1,
     ) -> None:
-        """`access_log`: whether it is kept."""
+        """`access_log`: whether it is kept. `drain_seconds`: how long what was replaced lives on."""
         self._config = config
         self._concurrency = concurrency
         self._dynamic = dynamic_listeners
         self._keeps_access_log = access_log
+        self._drain_seconds = drain_seconds
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._admin = ""
@@ -241,7 +243,7 @@ class Envoy:
             # Several run at once, none is handed over to a next one.
             "--disable-hot-restart",
             *("--file-flush-interval-msec", "50"),
-            *("--drain-time-s", "1"),
+            *("--drain-time-s", str(self._drain_seconds)),
             *("--log-level", "warning", "--component-log-level", "wasm:info"),
         ]
 

@@ -84,12 +84,14 @@ class Gateway:
         dynamic_listeners: bool = False,
         dynamic_upstreams: bool = False,
         instances: int = 1,
+        drain_seconds: int = 1,
     ) -> None:
         """`instances`: how many upstreams there are, which Envoy takes in turn.
-        `dynamic_upstreams`: they may come and go, see `offer`."""
+        `dynamic_upstreams`: they may come and go, see `offer`. `drain_seconds`: see Envoy."""
         self._changes = changes
         self._concurrency = concurrency
         self._dynamic = dynamic_listeners
+        self._drain_seconds = drain_seconds
         self._connections: list[Connection] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         if dynamic_upstreams:
@@ -104,7 +106,10 @@ class Gateway:
         if self._changes.upstreams_file is not None:
             self._write_upstreams(self.upstreams)
         self.envoy = Envoy(
-            self.config(), concurrency=self._concurrency, dynamic_listeners=self._dynamic
+            self.config(),
+            concurrency=self._concurrency,
+            dynamic_listeners=self._dynamic,
+            drain_seconds=self._drain_seconds,
         )
         self.envoy.start()
 
