@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
+_INDENTED = re.compile(r"(?P<block>^```.*?^```$)|^ {3}", re.DOTALL | re.MULTILINE)
 _FETCHED = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"')
 
 
@@ -50,12 +51,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return link[1]
         return posixpath.relpath(_page_of(path), posixpath.dirname(page.file.src_uri) or ".")
 
-    return _LINK.sub(to_page, re.sub(r"^<!--.*-->$", "", markdown, flags=re.MULTILINE))
+    text = _LINK.sub(to_page, re.sub(r"^<!--.*-->$", "", markdown, flags=re.MULTILINE))
+    # What belongs to `1. ` has three blanks before it; MkDocs' Markdown wants four.
+    return _INDENTED.sub(lambda found: found["block"] or "    ", text)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """A page asks no other host for anything, and has no table that wasn't read as one."""
-    for wrong in (_FETCHED.search(output), re.search(r"<p>\s*\|.*", output)):
+    """A page asks no other host for anything, and has no table or code that wasn't read as such."""
+    for wrong in (_FETCHED.search(output), re.search(r"<p>\s*(\||```).*", output)):
         if wrong:
             raise PluginError(f"{page.file.src_uri}: {wrong[0]}")
     return output

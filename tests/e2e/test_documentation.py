@@ -41,6 +41,9 @@ UNTRIED = {
     r"kubectl |helm |istioctl ": "there is no cluster",
     r"(skopeo|crane|oras) ": "there is no registry",
     r"git (tag|checkout) v|diff -r target/release-": "a release takes a tagged commit",
+    r"curl -iN$": "of a stream that the reader chooses",
+    r"jq -Rr |grep -ho ": "tests/e2e/test_runbook.py runs them",
+    r"grep -h -B3 -A25 'Function: proxy_' envoy.log$": "tests/e2e/test_runbook.py has that line",
     r"sha256sum --check SHA256SUMS": "tests/release/test_release.py reads that file in its place",
     r"PROPTEST_CASES=\d+ cargo test --test properties$": "CI runs it with fewer cases",
 }
@@ -181,6 +184,8 @@ def test_files_and_objects_that_kubectl_and_helm_are_told() -> None:
             continue
         for file in re.findall(r" -f (\S+)", command.text):
             assert (ROOT / file).is_file(), str(command)
+        for patch in re.findall(r" -p '(.*)'", command.text):
+            assert json.loads(patch), str(command)
         space = re.search(r" -n (\S+)", command.text)
         for kind, name in re.findall(rf" ({'|'.join(kinds)})[/ ]([\w-]+)", command.text):
             assert (kind, name, space[1] if space else "default") in ours, str(command)
@@ -321,10 +326,10 @@ async def test_seeing_that_it_works(pages: list[Command]) -> None:
             )
 
 
-# docs/observability.md
+# docs/observability.md, docs/runbook.md
 
 
-@runs("jq ")
+@runs("jq -r ")
 async def test_asking_the_access_log(pages: list[Command], tmp_path: Path) -> None:
     """What was refused is found, and nothing else."""
     with _server() as (_, envoy):
@@ -340,6 +345,26 @@ async def test_asking_the_access_log(pages: list[Command], tmp_path: Path) -> No
         assert refused["start"] in printed
         assert "inconsistent;reason=never_issued;action=rejected" in printed
         assert len(printed.splitlines()) == 1
+
+
+@runs("curl -s localhost:9901/stats/prometheus | grep")
+async def test_asking_for_the_metrics(pages: list[Command]) -> None:
+    """They are there from the start."""
+    with Envoy(render(Changes())) as envoy:
+        printed = await _shell(pages[0].text.replace("localhost:9901", envoy.admin_address))
+    assert "mcp_resume_guard_sessions_started" in printed
+
+
+@runs("cd /etc/envoy && sed ")
+async def test_changing_the_filters_own_file(pages: list[Command], tmp_path: Path) -> None:
+    """The mode is another afterwards, in the file that the page gives."""
+    words = "and in `/etc/envoy/mcp-resume-guard.yaml` what stood there"
+    (tmp_path / "mcp-resume-guard.yaml").write_text(block_after("docs/runbook.md", words))
+    await _shell(pages[0].text.replace("/etc/envoy", str(tmp_path)))
+    (changed,) = tmp_path.iterdir()
+    (resource,) = yaml.safe_load(changed.read_text())["resources"]
+    value = json.loads(resource["typed_config"]["config"]["configuration"]["value"])
+    assert value == {"mode": "observe", "paths": ["/mcp"], "history": "exclusive"}
 
 
 @runs("sed -i ")

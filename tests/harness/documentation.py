@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import dedent
 
 from .project import ROOT
 
@@ -16,12 +17,12 @@ SHELL = {"", "sh", "bash", "shell", "console"}
 
 PROGRAMS = {
     *("cargo", "git", "install", "make", "npm", "pip", "python", "python3", "rustup"),
-    *("curl", "diff", "grep", "jq", "promtool", "sed", "sha256sum"),
+    *("cd", "curl", "diff", "grep", "jq", "promtool", "sed", "sha256sum"),
     *("crane", "docker", "envoy", "func-e", "helm", "istioctl", "kubectl", "oras", "skopeo"),
 }
 """What a block without prompts has to begin with to hold commands, one a line; and code in a sentence."""
 
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _ASSIGNMENT = re.compile(r"(?:[A-Z_]+=\S* )*")
 _COMMENT = re.compile(r"\s+# .*$")
@@ -60,15 +61,15 @@ def block_after(page: str, words: str) -> str:
     """The text of the first block after these words of a page."""
     found = _BLOCK.search((ROOT / page).read_text().partition(words)[2])
     assert found, f"{page} has no block after {words!r}"
-    return found[2]
+    return dedent(found[3])
 
 
 def _blocks() -> Iterator[tuple[str, int, str]]:
     for page in PAGES:
         text = page.read_text()
         for block in _BLOCK.finditer(text):
-            if block[1] in SHELL:
-                yield _name(page), _line(text, block.start(2)), block[2]
+            if block[2] in SHELL:
+                yield _name(page), _line(text, block.start(3)), dedent(block[3])
 
 
 def _commands(page: Path) -> Iterator[Command]:
@@ -83,8 +84,7 @@ def _commands(page: Path) -> Iterator[Command]:
 
 
 def _in_block(page: str, line: int, block: str) -> Iterator[Command]:
-    # A command that goes on on the next line is one.
-    lines = re.sub(r"\\\n\s*", "", block).splitlines()
+    lines = list(_joined(block))
     prompts = any(text.startswith("$ ") for text in lines)
     if not prompts and not _is_command(lines[0]):
         return
@@ -96,6 +96,20 @@ def _in_block(page: str, line: int, block: str) -> Iterator[Command]:
         elif found:
             found[-1] = replace(found[-1], output=f"{found[-1].output}{text}\n")
     yield from found
+
+
+def _joined(block: str) -> Iterator[str]:
+    """Its lines, a command that goes on on the next ones as one; without variables that are set."""
+    waiting = ""
+    for line in re.sub(r"\\\n\s*", "", block).splitlines():
+        waiting += line
+        quoted = re.sub(r"\\.|'[^']*'|\"[^\"]*\"", "", waiting) if _is_command(waiting) else ""
+        if "'" in quoted or '"' in quoted:
+            waiting += "\n"
+            continue
+        if not re.fullmatch(r"[A-Z_]+=\S*", waiting):
+            yield waiting
+        waiting = ""
 
 
 def _is_command(text: str) -> bool:
