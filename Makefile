@@ -9,13 +9,15 @@ PY := $(VENV)/bin/python
 ENVOY_VERSIONS ?= 1.40.0 1.39.3 1.38.2 1.36.4
 TARGET := wasm32-wasip1
 MODULE := target/$(TARGET)/release/mcp_resume_guard.wasm
+CLI := target/debug/mcp-resume-guard
+SCHEMA := envoy/mcp-resume-guard.schema.json
 # Panic messages name the file of a crate's source. Without this the module would hold the path of
 # the builder's home, and be another on every machine.
 REMAP := --config 'target.$(TARGET).rustflags=["--remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=cargo"]'
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-rust test-e2e test-packaging test-rules test-releases lint demo manifests interop bench \
-	bench-build run docs image sbom release release-check observability picture clean wasm-target
+.PHONY: help build cli check-config explain schema test test-rust test-e2e test-packaging test-rules test-releases \
+	lint demo manifests interop bench bench-build fetch run docs image sbom release release-check observability picture clean wasm-target
 
 help: ## Show the commands
 	@echo "make COMMAND, where COMMAND is:"
@@ -24,20 +26,37 @@ help: ## Show the commands
 build: wasm-target ## Build the filter: target/wasm32-wasip1/release/mcp_resume_guard.wasm
 	cargo rustc --lib --release --target $(TARGET) --target-dir target --crate-type cdylib $(REMAP)
 
+cli:
+	@cargo build --quiet -p mcp-resume-guard-cli --target-dir target
+
+check-config: ## Say what the filter would say of a configuration: make check-config FILE=envoy/envoy.yaml
+ifndef FILE
+	@echo "say which: make check-config FILE=envoy/envoy.yaml (or a manifest, or the JSON alone)" >&2; exit 2
+endif
+	@$(MAKE) --no-print-directory cli
+	@$(CLI) check-config '$(FILE)'
+
+# LINE comes by the environment, where no quote is in its way.
+explain: cli ## Say why a resumption got its verdict: make explain LINE='…', or < access.log
+	@$(CLI) explain $(if $(LINE),"$$LINE")
+
+schema: cli ## Make the JSON Schema of the configuration anew, after a change
+	@$(CLI) schema > $(SCHEMA)
+
 test: test-rust test-e2e test-packaging ## Run all tests: the library's, those on a real Envoy, the release's
 
 test-rust: ## Run the library's tests
 	cargo test
-	cargo test -p mcp-resume-guard-bench
+	cargo test -p mcp-resume-guard-bench -p mcp-resume-guard-cli
 
-test-e2e: build $(VENV)/ready ## Run the tests on a real Envoy (ARGS='-k name' for some of them)
+test-e2e: build cli $(VENV)/ready ## Run the tests on a real Envoy (ARGS='-k name' for some of them)
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m pytest tests/e2e $(ARGS)
 
 test-packaging: build $(VENV)/release-ready ## Run the tests of the image, the SBOM and the release
 	$(PY) -m pytest tests/release
 
-test-releases: build $(VENV)/ready ## Run the tests on several releases of Envoy (ENVOY_VERSIONS='1.40.0 1.39.3' for some)
+test-releases: build cli $(VENV)/ready ## Run the tests on several releases of Envoy (ENVOY_VERSIONS='1.40.0 1.39.3' for some)
 	@for version in $(ENVOY_VERSIONS); do \
 	  echo "Envoy $$version"; \
 	  ENVOY= ENVOY_VERSION=$$version $(PY) -m tests.harness envoy && \
@@ -90,6 +109,11 @@ bench: bench-build $(VENV)/ready ## Measure what the guard costs (QUICK=1 for a 
 bench-build: build
 	cargo rustc --lib --release --target $(TARGET) --target-dir target -p mcp-resume-guard-noop $(REMAP)
 	cargo build --profile bench-tools --target-dir target -p mcp-resume-guard-bench
+
+fetch: $(VENV)/ready $(VENV)/release-ready .tools/manifests/ready ## Fetch all that the tests need beside crates
+	$(PY) -m tests.harness envoy >/dev/null
+	$(PY) -m tests.harness.prometheus_server prometheus >/dev/null
+	$(PY) -m tests.interop --install
 
 run: ## Run the gateway in front of your own server: make run UPSTREAM=host:port
 ifndef UPSTREAM

@@ -60,12 +60,13 @@ def read() -> Contents:
     command = ["cargo", "metadata", "--format-version", "1", "--locked"]
     metadata = json.loads(output_of(*command, "--filter-platform", TARGET))
     packages = {package["id"]: package for package in metadata["packages"]}
+    built = _built_in()
     links = {
         node["id"]: [
             dependency["pkg"]
             for dependency in node["deps"]
             if any(kind["kind"] is None for kind in dependency["dep_kinds"])
-            and not _is_macro(packages[dependency["pkg"]])
+            and _named(packages[dependency["pkg"]]) in built
         ]
         for node in metadata["resolve"]["nodes"]
     }
@@ -92,8 +93,17 @@ def read() -> Contents:
     )
 
 
-def _is_macro(package: dict[str, Any]) -> bool:
-    return any("proc-macro" in target["kind"] for target in package["targets"])
+def _built_in() -> set[tuple[str, str]]:
+    """Names and versions of what is linked. `cargo metadata` has the features that any package of
+    the workspace asks for, `cargo tree` those of this one alone."""
+    kinds = ["--edges", "normal,no-proc-macro", "--target", TARGET]
+    command = ["cargo", "tree", "--locked", "--package", "mcp-resume-guard", *kinds]
+    lines = output_of(*command, "--prefix", "none", "--format", "{p}").splitlines()
+    return {(name, version.lstrip("v")) for name, version, *_ in map(str.split, lines)}
+
+
+def _named(package: dict[str, Any]) -> tuple[str, str]:
+    return package["name"], package["version"]
 
 
 def _purl(package: dict[str, Any]) -> str:

@@ -13,6 +13,8 @@ use crate::verdict::Fault;
 
 /// What the operator decides.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", schemars(title = "Configuration of mcp-resume-guard"))]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Whether the guard acts, or only tells.
@@ -26,6 +28,7 @@ pub struct Config {
     /// How a cursor fault is answered.
     pub escalation: Escalation,
     /// The same for single reasons.
+    #[cfg_attr(feature = "schema", schemars(schema_with = "schema::reasons"))]
     pub reasons: BTreeMap<String, ReasonPolicy>,
     /// How a refusal is sent.
     pub reject: Reject,
@@ -45,6 +48,7 @@ pub struct Config {
 
 /// Whether the guard acts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Refuse what is inconsistent.
@@ -66,6 +70,7 @@ impl Mode {
 
 /// Who else may have issued events of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum History {
     /// Other gateways too: an id not seen here may well have been issued.
@@ -99,6 +104,7 @@ impl History {
 
 /// What becomes of a resumption that can't be verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum OnUnverified {
     /// It passes, and says so.
@@ -110,6 +116,7 @@ pub enum OnUnverified {
 
 /// What a cursor fault ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Escalation {
     /// The resumption: 400.
@@ -121,6 +128,7 @@ pub enum Escalation {
 
 /// What one reason leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ReasonPolicy {
     /// The resumption passes, and says what was found.
@@ -133,6 +141,7 @@ pub enum ReasonPolicy {
 
 /// How a refusal is sent.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Reject {
     /// What the calls that wait for the stream's answer get.
@@ -141,6 +150,7 @@ pub struct Reject {
 
 /// What the calls that wait for the stream's answer get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum PendingCalls {
     /// A JSON-RPC error each, in the stream.
@@ -152,18 +162,23 @@ pub enum PendingCalls {
 
 /// What the upstream's replay buffer keeps: the declared floor.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Retention {
     /// Events of a stream.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_000_000_000)))]
     pub events_per_stream: Option<u64>,
     /// Seconds since a stream's last event.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 31_536_000)))]
     pub seconds: Option<u64>,
     /// The same for a finished stream.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 31_536_000)))]
     pub finished_stream_seconds: Option<u64>,
 }
 
 /// Who can replay a stream's events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ReplayBuffer {
     /// The instance that issued them.
@@ -177,16 +192,19 @@ pub enum ReplayBuffer {
 
 /// How upstream instances are told apart.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Owner {
     /// The response header that names the instance.
     pub identity_header: Option<HeaderName>,
     /// The request header that pins a session to an address.
+    #[cfg_attr(feature = "schema", schemars(schema_with = "schema::pin_header"))]
     pub pin_header: Option<HeaderName>,
 }
 
 /// What a wrong replay leads to.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Replay {
     /// Events that are owed are passed over.
@@ -212,6 +230,7 @@ impl Default for Replay {
 
 /// What a wrong replay leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ReplayAction {
     /// It is told.
@@ -222,15 +241,20 @@ pub enum ReplayAction {
 
 /// The bounds of the state.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct State {
     /// Sessions that are kept: 1 to 1,000,000.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_000_000)))]
     pub sessions: u32,
     /// Streams of a session: 1 to 128.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 128)))]
     pub streams_per_session: u8,
     /// Ids of a stream that are no range: 1 to 1,024.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1_024)))]
     pub ids_per_stream: u16,
     /// A session without traffic for this long is the first to be evicted.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 2_592_000)))]
     pub idle_seconds: u32,
 }
 
@@ -242,11 +266,14 @@ impl Default for State {
 
 /// The bounds of what is read.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize, schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
     /// Bytes of an event id: 1 to 65,536.
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 65_536)))]
     pub event_id_bytes: u32,
     /// Bytes of a POST's body: 0 to 1,048,576.
+    #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 1_048_576)))]
     pub request_body_bytes: u32,
 }
 
@@ -258,6 +285,7 @@ impl Default for Limits {
 
 /// An exact path, in the form in which requests are compared with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize))]
 pub struct GuardedPath(String);
 
 impl GuardedPath {
@@ -282,6 +310,7 @@ impl<'de> Deserialize<'de> for GuardedPath {
 
 /// A header's name, in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "schema", derive(serde::Serialize))]
 pub struct HeaderName(String);
 
 impl HeaderName {
@@ -439,6 +468,71 @@ impl Config {
     }
 }
 
+/// What the types of the configuration don't say to the schema by themselves.
+#[cfg(feature = "schema")]
+mod schema {
+    use std::borrow::Cow;
+
+    use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+
+    use super::{GuardedPath, HeaderName, ReasonPolicy, UNPINNABLE};
+    use crate::verdict::Fault;
+
+    impl JsonSchema for GuardedPath {
+        fn schema_name() -> Cow<'static, str> {
+            "GuardedPath".into()
+        }
+
+        fn json_schema(_: &mut SchemaGenerator) -> Schema {
+            json_schema!({
+                "description": "An exact path, without query, fragment, blank or `*`.",
+                "type": "string",
+                "pattern": "^/[^?# *]*$",
+            })
+        }
+    }
+
+    impl JsonSchema for HeaderName {
+        fn schema_name() -> Cow<'static, str> {
+            "HeaderName".into()
+        }
+
+        fn json_schema(_: &mut SchemaGenerator) -> Schema {
+            json_schema!({
+                "description": "A header's name: a token (RFC 9110, section 5.6.2).",
+                "type": "string",
+                "pattern": "^[0-9A-Za-z!#$%&'*+.^_`|~-]+$",
+            })
+        }
+    }
+
+    pub fn reasons(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "object",
+            "propertyNames": { "enum": Fault::ALL.map(Fault::as_str) },
+            "additionalProperties": generator.subschema_for::<ReasonPolicy>(),
+        })
+    }
+
+    pub fn pin_header(generator: &mut SchemaGenerator) -> Schema {
+        // Whatever its case.
+        let letter = |c: char| match c {
+            '-' => "-".to_owned(),
+            c => format!("[{}{c}]", c.to_ascii_uppercase()),
+        };
+        let taken = UNPINNABLE.map(|name| name.chars().map(letter).collect::<String>());
+        json_schema!({
+            "anyOf": [
+                {
+                    "allOf": [generator.subschema_for::<HeaderName>()],
+                    "not": { "pattern": format!("^({})$", taken.join("|")) },
+                },
+                { "type": "null" },
+            ],
+        })
+    }
+}
+
 /// The path of the first member that is refused by itself, too; empty if there
 /// is none.
 ///
@@ -451,6 +545,9 @@ fn refused_member(text: &[u8]) -> String {
     });
     let Some((key, value)) = outer else { return String::new() };
     let name = quoted(&key);
+    if is_refused(&format!("{{{name}:{{}}}}")) && is_refused(&format!("{{{name}:[]}}")) {
+        return key;
+    }
     for (inner, value) in members(value.get().as_bytes()) {
         if is_refused(&format!("{{{name}:{{{}:{value}}}}}", quoted(&inner))) {
             return format!("{key}.{inner}");

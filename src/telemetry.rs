@@ -175,6 +175,22 @@ impl LogLine {
 /// A request's id that is longer is nobody's whom Envoy knows.
 const REQUEST_ID_BYTES: usize = 128;
 
+/// What a configuration means, in a sentence.
+pub fn meaning(config: &Config, ledger: &Ledger) -> String {
+    format!(
+        "mode {}; history {}: {}; room for {}, at most {} MiB",
+        config.mode.as_str(),
+        config.history.as_str(),
+        config.history.meaning(),
+        ledger.shape(),
+        max_memory_mib(ledger)
+    )
+}
+
+fn max_memory_mib(ledger: &Ledger) -> u64 {
+    ledger.max_memory_bytes().div_ceil(1024 * 1024)
+}
+
 /// The line about a configuration that is new here.
 pub fn configured_line(config: &Config, ledger: &Ledger) -> String {
     #[derive(Serialize)]
@@ -189,23 +205,17 @@ pub fn configured_line(config: &Config, ledger: &Ledger) -> String {
         ids_per_stream: u16,
         max_memory_mib: u64,
     }
-    let (mode, history, shape) = (config.mode.as_str(), config.history, ledger.shape());
-    let meaning = history.meaning();
-    let history = history.as_str();
-    let max_memory_mib = ledger.max_memory_bytes().div_ceil(1024 * 1024);
+    let shape = ledger.shape();
     written(&Line {
         event: "configured",
-        message: format!(
-            "mcp-resume-guard {VERSION}: mode {mode}; history {history}: {meaning}; \
-             room for {shape}, at most {max_memory_mib} MiB"
-        ),
+        message: format!("mcp-resume-guard {VERSION}: {}", meaning(config, ledger)),
         version: VERSION,
-        mode,
-        history,
+        mode: config.mode.as_str(),
+        history: config.history.as_str(),
         sessions: shape.sessions(),
         streams_per_session: shape.streams,
         ids_per_stream: shape.ids,
-        max_memory_mib,
+        max_memory_mib: max_memory_mib(ledger),
     })
 }
 
@@ -271,6 +281,27 @@ impl LogLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verdict::{Action, Doubt, Verdict};
+
+    #[test]
+    fn whatever_a_request_is_called_a_line_is_json() {
+        let verdict = Verdict::Unverified(Doubt::UnknownSession);
+        let ruling = Ruling { verdict, action: Action::Passed };
+        let line = LogLine { ruling, session: None, known: None };
+        for (request, told) in [
+            (&b"a\"\n\\"[..], Some("a\"\n\\")),
+            (b"\xff", Some("\u{fffd}")),
+            (b"", None),
+            (&[b'x'; REQUEST_ID_BYTES + 1], None),
+        ] {
+            let text = line.to_json(Some(request), 2);
+            let fields: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(fields["request_id"].as_str(), told, "{text}");
+            assert_eq!(fields["reason"], "unknown_session");
+            assert_eq!(fields["left_out"], 2);
+            assert_eq!(text.lines().count(), 1);
+        }
+    }
 
     #[test]
     fn ten_lines_a_second_then_a_count() {

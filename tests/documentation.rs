@@ -3,12 +3,13 @@
 use mcp_resume_guard::config::Config;
 use mcp_resume_guard::ledger::Ledger;
 use mcp_resume_guard::store::memory::SharedData;
-use mcp_resume_guard::telemetry::Tally;
-use mcp_resume_guard::verdict::{Doubt, Fault, ReplayFault};
+use mcp_resume_guard::telemetry::{Known, LogLine, Tally, configured_line, message_line};
+use mcp_resume_guard::verdict::{Action, Doubt, Fault, ReplayFault, Ruling, Verdict};
 
 const README: &str = include_str!("../README.md");
 const VERDICTS: &str = include_str!("../docs/verdicts.md");
 const CONFIGURATION: &str = include_str!("../docs/configuration.md");
+const OBSERVABILITY: &str = include_str!("../docs/observability.md");
 
 /// The first JSON block of a page.
 fn json(page: &str) -> Option<&str> {
@@ -53,6 +54,32 @@ fn every_contract_violation_is_documented() {
             let kind = kind.trim_end_matches(";.;");
             assert!(VERDICTS.contains(&format!("| `{kind}` |")), "{kind}");
         }
+    }
+}
+
+#[test]
+fn every_field_of_the_log_is_documented() {
+    let config = Config::default();
+    let (ledger, _) = Ledger::join(&SharedData::default(), &config.state, [0; 16]);
+    let resumption = LogLine {
+        ruling: Ruling {
+            verdict: Verdict::Inconsistent(Fault::BelowFloor),
+            action: Action::Rejected,
+        },
+        session: Some(ledger.secret().session(b"a")),
+        known: Some(Known { complete: true, streams: 2, owed: Some(17) }),
+    };
+    for line in [
+        resumption.to_json(Some(b"a-request"), 3),
+        configured_line(&config, &ledger),
+        message_line("refused", "no"),
+        message_line("state_kept", "no"),
+    ] {
+        let fields: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(&line).expect("an object");
+        assert!(fields.keys().all(|key| OBSERVABILITY.contains(&format!("`{key}`"))), "{line}");
+        let event = fields["event"].as_str().expect("a name");
+        assert!(OBSERVABILITY.contains(&format!("| `{event}` |")), "{line}");
     }
 }
 

@@ -257,8 +257,10 @@ async def test_log_lines_are_json(gateways: Any, http: str) -> None:
     assert configured["history"] == "exclusive"
     told = [line for line in lines if line["event"] == "resumption"]
     await eventually(
-        lambda: {line["request_id"] for line in told}
-        <= {line["request_id"] for line in gateway.envoy.access_log()}
+        lambda: (
+            {line["request_id"] for line in told}
+            <= {line["request_id"] for line in gateway.envoy.access_log()}
+        )
     )
     by_request = {line["request_id"]: line for line in gateway.envoy.access_log()}
     for line in told:

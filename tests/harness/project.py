@@ -17,6 +17,10 @@ TOOLS = ROOT / ".tools"
 """What was fetched for this project alone. Git ignores it."""
 
 
+CLI = ROOT / "target" / "debug" / "mcp-resume-guard"
+"""What `make check-config`, `make explain` and `make schema` run; `make cli` builds it."""
+
+
 def module() -> Path:
     """The filter that the gateway loads: `WASM=` if set, else what `make build` makes."""
     built = ROOT / "target" / "wasm32-wasip1" / "release" / "mcp_resume_guard.wasm"

@@ -73,9 +73,6 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = changelog.read_text(encoding="utf-8")
     if f"## {VERSION}" not in text:
         changelog.write_text(text.replace("## Unreleased", f"## {VERSION}"), encoding="utf-8")
-    schema = repository / bundle.SCHEMA
-    if not schema.exists():
-        schema.write_text("{}")
     git(repository, "init", "--quiet")
     git(repository, "add", "--all")
     git(repository, "commit", "--quiet", "--message", "All of it")

@@ -47,6 +47,8 @@ def test_the_crates_are_those_that_cargo_builds_in(document: dict[str, Any]) -> 
         if component["name"] not in TOOLCHAIN
     }
     assert listed == built
+    # Of the configuration's schema, and of the command line beside the module.
+    assert not {"schemars", "clap"} & {name for name, _ in listed}
 
 
 def test_what_the_module_names_is_listed(document: dict[str, Any]) -> None:
