@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections import Counter
 from pathlib import Path
 
+from markdown_it import MarkdownIt
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
@@ -20,7 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 _CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
-_INDENTED = re.compile(r"(?P<block>^```.*?^```$)|^ {3}", re.DOTALL | re.MULTILINE)
+_MARKDOWN = MarkdownIt().enable("table")
+_MARKER = re.compile(r" *(?:[*+-]|\d+[.)]) +")
+_PARTS = ("h1", "h2", "h3", "h4", "li", "pre", "table")
 _FETCHED = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="(?:https?:)?//[^"]*"')
 
 
@@ -52,16 +56,51 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(_page_of(path), posixpath.dirname(page.file.src_uri) or ".")
 
     text = _LINK.sub(to_page, re.sub(r"^<!--.*-->$", "", markdown, flags=re.MULTILINE))
-    # What belongs to `1. ` has three blanks before it; MkDocs' Markdown wants four.
-    return _INDENTED.sub(lambda found: found["block"] or "    ", text)
+    return _as_python_markdown(text)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """MkDocs' Markdown isn't quite that of code hosts: both have to see the same lists and tables."""
+    if page.file.generated_by:
+        return html
+    tokens = _MARKDOWN.parse(page.file.content_string)
+    on_host = Counter("pre" if t.type == "fence" else t.tag for t in tokens if t.nesting >= 0)
+    here = Counter(re.findall(r"<(\w+)", html))
+    for part in _PARTS:
+        if on_host[part] != here[part]:
+            seen = f"{on_host[part]} <{part}> on a code host, and {here[part]} here"
+            raise PluginError(f"{page.file.src_uri} has {seen}")
+    return html
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """A page asks no other host for anything, and has no table or code that wasn't read as such."""
-    for wrong in (_FETCHED.search(output), re.search(r"<p>\s*(\||```).*", output)):
-        if wrong:
-            raise PluginError(f"{page.file.src_uri}: {wrong[0]}")
+    """A page asks no other host for anything."""
+    fetched = _FETCHED.search(output)
+    if fetched:
+        raise PluginError(f"{page.file.src_uri}: {fetched[0]}")
     return output
+
+
+def _as_python_markdown(markdown: str) -> str:
+    """What belongs to a list's item is indented by four blanks for each, where code hosts want as
+    many as its marker is wide; and an item ends with an empty line if it is more than a line."""
+    lines = markdown.splitlines()
+    indent, depth, items = [0] * len(lines), [0] * len(lines), set()
+    for token in _MARKDOWN.parse(markdown):
+        if token.type == "list_item_open":
+            first, end = token.map
+            marker = _MARKER.match(lines[first], indent[first])
+            items.add(first)
+            for number in range(first + 1, end):
+                indent[number] = marker.end()
+                depth[number] += 1
+    written: list[str] = []
+    for number, line in enumerate(lines):
+        text = line[min(indent[number], len(line) - len(line.lstrip())) :]
+        if number in items and number - 1 not in items and written and written[-1]:
+            written.append("")
+        written.append(text and "    " * depth[number] + text)
+    return "\n".join(written)
 
 
 def _linked(page: str, markdown: str) -> list[Path]:
