@@ -110,7 +110,7 @@ bench-build: build
 	cargo rustc --lib --release --target $(TARGET) --target-dir target -p mcp-resume-guard-noop $(REMAP)
 	cargo build --profile bench-tools --target-dir target -p mcp-resume-guard-bench
 
-fetch: $(VENV)/ready $(VENV)/release-ready .tools/manifests/ready ## Fetch all that the tests need beside crates
+fetch: $(VENV)/ready $(VENV)/release-ready $(VENV)/docs-ready .tools/manifests/ready ## Fetch all that the tests need beside crates
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m tests.harness.prometheus_server prometheus >/dev/null
 	$(PY) -m tests.interop --install

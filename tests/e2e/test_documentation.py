@@ -53,7 +53,6 @@ NOT_IN_CI = {
     "bench": "takes 20 minutes",
     "image": "tests/release makes it",
     "interop": "takes 10 minutes",
-    "manifests": "needs packages from npm",
     "observability": "tests/e2e/test_observability.py compares what it makes",
     "picture": "takes three minutes",
     "release": "takes a tagged commit; tests/release makes a trial",
@@ -263,6 +262,13 @@ async def test_make_help_lists_the_commands(pages: list[Command]) -> None:
     assert {_target(command) for command in ALL if _is_make(command)} - {"help"} <= listed
 
 
+@runs("make -s ")
+async def test_asking_beside_the_gateway(pages: list[Command]) -> None:
+    """A configuration is checked, and a verdict explained, as the page shows."""
+    for command in pages:
+        assert await _shell(command.text) == command.output, command
+
+
 def test_the_demo_prints_the_readmes_table() -> None:
     """Its lines stand among the demo's cases, which CI runs, with the same expectations."""
     heads, _, *rows = block_after("README.md", "`make demo` prints").splitlines()
@@ -329,22 +335,28 @@ async def test_seeing_that_it_works(pages: list[Command]) -> None:
 # docs/observability.md, docs/runbook.md
 
 
-@runs("jq -r ")
-async def test_asking_the_access_log(pages: list[Command], tmp_path: Path) -> None:
-    """What was refused is found, and nothing else."""
+@runs("jq -r ", "grep -o '{", "make explain")
+async def test_asking_the_logs(pages: list[Command], tmp_path: Path) -> None:
+    """What was refused is found, and nothing else; and it is explained."""
     with _server() as (_, envoy):
         session = await Session.begin(Place([envoy.port]))
         await (await session.resume("nobody-sent-this")).body()
         await asyncio.sleep(0.2)  # Envoy writes what has waited for 50 ms.
-        lines = envoy.access_log()
-        (tmp_path / "access.log").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        lines = [json.dumps(line) for line in envoy.access_log()]
+        (tmp_path / "access.log").write_text("\n".join(lines))
+        (tmp_path / "envoy.log").write_text(envoy.log())
     assert len(lines) > 1
-    (refused,) = [line for line in lines if line["resumption"]]
+    (refused,) = [line for line in lines if json.loads(line)["resumption"]]
+    (known,) = re.findall(r'"session":"([0-9a-f]+)"', (tmp_path / "envoy.log").read_text())
     for command in pages:
-        printed = await _shell(command.text, cwd=tmp_path)
-        assert refused["start"] in printed
-        assert "inconsistent;reason=never_issued;action=rejected" in printed
-        assert len(printed.splitlines()) == 1
+        if command.text.startswith("make"):
+            text = command.text.replace("'…'", shlex.quote(refused))
+            printed = await _shell(text, given=refused.encode())
+        else:
+            text = re.sub(r'"[0-9a-f]{16}"', f'"{known}"', command.text)
+            printed = await _shell(text, cwd=tmp_path)
+            assert len(printed.splitlines()) == 1, command
+        assert "inconsistent" in printed and "never_issued" in printed, command
 
 
 @runs("curl -s localhost:9901/stats/prometheus | grep")
@@ -406,9 +418,14 @@ def _server(*arguments: str, **guard: Any) -> Iterator[tuple[int, Envoy]]:
 
 
 async def _shell(
-    text: str, *, cwd: Path = ROOT, until: str | None = None, **environment: str
+    text: str,
+    *,
+    cwd: Path = ROOT,
+    given: bytes = b"",
+    until: str | None = None,
+    **environment: str,
 ) -> str:
-    """What a command prints. It must succeed; or, with `until`, print this, on either of its outputs,
+    """What a command prints, with that as its standard input. It must succeed; or, with `until`, print this, on either of its outputs,
     and is then ended."""
     for program in ("curl", "jq"):
         if text.startswith(program) and shutil.which(program) is None:
@@ -418,11 +435,13 @@ async def _shell(
         *["bash", "-c", f"exec {text}" if until else text],
         cwd=cwd,
         env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if until else None,
     )
-    assert process.stdout is not None
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(given)
+    process.stdin.close()
     printed = ""
     try:
         while True:
@@ -492,9 +511,10 @@ def _target(command: Command) -> str:
 
 
 def _of_make(text: str) -> tuple[dict[str, str], str, dict[str, str]]:
-    """The environment, the target and the variables of `A=1 make target B=2 < file`."""
+    """The environment, the target and the variables of `A=1 make -s target B=2 < file`."""
     before, _, after = text.partition("make ")
-    target, *given = shlex.split(after.partition(" <")[0])
+    words = shlex.split(after.partition(" <")[0])
+    target, *given = (word for word in words if not word.startswith("-"))
     environment = (word.split("=", 1) for word in shlex.split(before))
     return dict(environment), target, dict(word.split("=", 1) for word in given)
 
