@@ -10,6 +10,13 @@ const README: &str = include_str!("../README.md");
 const VERDICTS: &str = include_str!("../docs/verdicts.md");
 const CONFIGURATION: &str = include_str!("../docs/configuration.md");
 const OBSERVABILITY: &str = include_str!("../docs/observability.md");
+const RUNBOOK: &str = include_str!("../docs/runbook.md");
+
+/// The kinds of contract violations.
+fn kinds() -> impl Iterator<Item = &'static str> {
+    let names = Tally::default().counts().into_iter().map(|(name, _)| name);
+    names.filter_map(|name| Some(name.split_once("kind=.=")?.1.trim_end_matches(";.;")))
+}
 
 /// The first JSON block of a page.
 fn json(page: &str) -> Option<&str> {
@@ -40,6 +47,31 @@ fn every_reason_is_documented() {
 }
 
 #[test]
+fn every_reason_and_violation_has_one_entry_in_the_runbook() {
+    let faults = Fault::ALL.map(Fault::as_str);
+    let doubts = Doubt::ALL.map(Doubt::as_str);
+    for name in faults.into_iter().chain(doubts).chain(kinds()) {
+        let heading = format!("### `{name}`");
+        assert_eq!(RUNBOOK.lines().filter(|line| *line == heading).count(), 1, "{name}");
+    }
+}
+
+#[test]
+fn the_runbooks_configurations_are_accepted() {
+    let blocks: Vec<&str> = RUNBOOK.split("```json\n").skip(1).collect();
+    assert!(blocks.len() >= 3);
+    let members =
+        RUNBOOK.split("```").step_by(2).flat_map(|text| text.split('`').skip(1).step_by(2));
+    let members = members.filter(|text| text.starts_with('"') && text.contains(": "));
+    let members: Vec<String> = members.map(|text| format!("{{{text}}}")).collect();
+    assert!(members.len() >= 10);
+    let blocks = blocks.iter().filter_map(|block| block.split("```").next());
+    for text in blocks.chain(members.iter().map(String::as_str)) {
+        assert_eq!(Config::parse(text.as_bytes()).err(), None, "{text}");
+    }
+}
+
+#[test]
 fn every_result_of_a_replay_is_documented() {
     let results = ReplayFault::ALL.map(ReplayFault::as_str);
     for result in results.into_iter().chain(["complete", "unchecked"]) {
@@ -49,11 +81,8 @@ fn every_result_of_a_replay_is_documented() {
 
 #[test]
 fn every_contract_violation_is_documented() {
-    for (name, _) in Tally::default().counts() {
-        if let Some((_, kind)) = name.split_once("kind=.=") {
-            let kind = kind.trim_end_matches(";.;");
-            assert!(VERDICTS.contains(&format!("| `{kind}` |")), "{kind}");
-        }
+    for kind in kinds() {
+        assert!(VERDICTS.contains(&format!("| `{kind}` |")), "{kind}");
     }
 }
 

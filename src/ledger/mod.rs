@@ -158,10 +158,11 @@ impl Ledger {
         bytes.saturating_add(bytes / 8).saturating_add(values.saturating_mul(130))
     }
 
-    /// Whether this configuration is the first to come here since another:
-    /// then it is announced in the log.
+    /// Whether this configuration, or this version of the guard with it, is the
+    /// first to come here since another: then it is announced in the log.
     pub fn announces(&self, store: &impl Store, configuration: &[u8]) -> bool {
-        let digest = self.secret.text(Role::Configuration, configuration).to_le_bytes();
+        let told = [env!("CARGO_PKG_VERSION").as_bytes(), b"\n", configuration].concat();
+        let digest = self.secret.text(Role::Configuration, &told).to_le_bytes();
         let last = store.get(ANNOUNCED_KEY).0;
         let is_new = last.as_deref() != Some(&digest);
         if is_new {

@@ -1,4 +1,4 @@
-"""The dashboard and the rules, asked of a real Prometheus that scrapes a real Envoy: every
+"""The dashboard, the rules and the runbook, asked of a real Prometheus that scrapes a real Envoy: every
 expression finds what it asks for. What fires when is told by prometheus-rules.test.yaml."""
 
 from __future__ import annotations
@@ -48,7 +48,12 @@ PANEL_EXPRESSIONS = {
     for target in panel["targets"]
 } | {note["name"]: filled_in(note["expr"]) for note in DASHBOARD["annotations"]["list"]}
 RULE_EXPRESSIONS = {rule.get("alert") or rule["record"]: rule["expr"] for rule in RULES}
-EXPRESSIONS = {**PANEL_EXPRESSIONS, **RULE_EXPRESSIONS}
+RUNBOOK = (DOCS / "runbook.md").read_text()
+RUNBOOK_EXPRESSIONS = {
+    f"runbook {number}": expression.strip()
+    for number, expression in enumerate(re.findall(r"```promql\n(.*?)```", RUNBOOK, re.DOTALL), 1)
+}
+EXPRESSIONS = {**PANEL_EXPRESSIONS, **RULE_EXPRESSIONS, **RUNBOOK_EXPRESSIONS}
 
 
 def selectors(expression: str) -> set[str]:
@@ -153,6 +158,14 @@ def test_no_panel_is_empty(prometheus: Prometheus, name: str) -> None:
     found = prometheus.query(PANEL_EXPRESSIONS[name])
     assert found
     for series in found:
+        assert float(series["value"][1]) >= 0
+
+
+@pytest.mark.parametrize("name", RUNBOOK_EXPRESSIONS)
+def test_the_runbook_asks_what_can_be_answered(prometheus: Prometheus, name: str) -> None:
+    """Prometheus takes each expression, and what comes are numbers. (Some ask for what went wrong
+    elsewhere, and are empty here.)"""
+    for series in prometheus.query(RUNBOOK_EXPRESSIONS[name]):
         assert float(series["value"][1]) >= 0
 
 
@@ -332,14 +345,23 @@ def anchors() -> set[str]:
 
 def test_links_lead_somewhere() -> None:
     """The runbook has a place for each."""
-    runbook = DOCS / "runbook.md"
-    if not runbook.exists():
-        pytest.skip("there is no docs/runbook.md yet")
-    text = runbook.read_text()
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    there = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    there |= set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
-    assert anchors() <= there
+    assert anchors() <= places(RUNBOOK)
+
+
+def places(page: str) -> set[str]:
+    """The headings of a page, as links name them."""
+    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_runbooks_links_lead_somewhere() -> None:
+    """To a file that is there, and a heading in it."""
+    links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", RUNBOOK)
+    assert len(links) > 50
+    for file, place in links:
+        page = DOCS / file if file else DOCS / "runbook.md"
+        assert page.exists(), file
+        assert not place or place in places(page.read_text()), (file, place)
 
 
 def test_the_documented_tags_are_those_of_envoy_yaml() -> None:
