@@ -1,8 +1,8 @@
 """Lays the project's own tree out for MkDocs, which knows one folder of pages only.
 
-The site has the project's folders: README.md is its front page, docs/install.md is
-docs/install.html. A link to a file that is no page (`../envoy/envoy.yaml`), or to a folder, leads
-to a page that shows it. A link that leads nowhere is left to MkDocs, which reports it.
+The site has the project's folders and names, and README.md is its front page. A link to a file that
+is no page (`../envoy/envoy.yaml`), or to a folder, leads to a page that shows it. A link that leads
+nowhere is left to MkDocs, which reports it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.remove(file)
     found = sorted(path for path in (ROOT / "docs").rglob("*") if path.is_file())
     for path in [ROOT / "README.md", ROOT / "book/style.css", *found]:
-        files.append(File(_name(path), str(ROOT), config.site_dir, use_directory_urls=False))
+        files.append(_file(path, config))
     waiting = [file for file in files if file.src_uri.endswith(".md")]
     while waiting:
         page = waiting.pop()
@@ -120,10 +120,18 @@ def _page_of(path: Path) -> str:
     return _name(path) if path.suffix in (".md", ".svg") else f"{_name(path)}.md"
 
 
+def _file(path: Path, config: MkDocsConfig) -> File:
+    """A file of the project. A page `docs/runbook.md` is the `index.html` of a folder of that name:
+    the addresses in the alerts and the dashboard, which end so, are right on a code host and here."""
+    is_front = path.stem == "README"
+    to = f"{_name(path)}/index.html" if path.suffix == ".md" and not is_front else None
+    return File(_name(path), str(ROOT), config.site_dir, use_directory_urls=False, dest_uri=to)
+
+
 def _shown(path: Path, config: MkDocsConfig) -> File:
     """A page for a file, or for a folder, that is no page by itself."""
     if path.suffix == ".md":
-        return File(_name(path), str(ROOT), config.site_dir, use_directory_urls=False)
+        return _file(path, config)
     if path.is_dir():
         content = "\n".join(
             f"* [{entry.name}]({entry.name})"
