@@ -140,13 +140,12 @@ def _shown(path: Path, config: MkDocsConfig) -> File:
         )
     else:
         content = f"~~~~~~ {path.suffix[1:] or 'text'}\n{path.read_text()}~~~~~~\n"
-    file = File.generated(
+    return File.generated(
         config,
         _page_of(path),
         content=f"---\nsearch: {{exclude: true}}\n---\n\n# {_name(path)}\n\n{content}",
         inclusion=InclusionLevel.NOT_IN_NAV,
     )
-    return file
 
 
 def _name(path: Path) -> str:
