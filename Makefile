@@ -17,7 +17,7 @@ REMAP := --config 'target.$(TARGET).rustflags=["--remap-path-prefix=$(or $(CARGO
 
 .DEFAULT_GOAL := help
 .PHONY: help build cli check-config explain schema test test-rust test-e2e test-packaging test-rules test-releases \
-	lint demo manifests interop bench bench-build fetch run image sbom release release-check observability picture clean wasm-target
+	lint demo manifests interop bench bench-build fetch run docs image sbom release release-check observability picture clean wasm-target
 
 help: ## Show the commands
 	@echo "make COMMAND, where COMMAND is:"
@@ -81,8 +81,8 @@ lint: wasm-target $(VENV)/ready ## Check format and lints, of Rust and Python, a
 	cargo clippy --lib --target $(TARGET) -- -D warnings
 	cargo clippy --lib --target $(TARGET) -p mcp-resume-guard-noop -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
-	$(VENV)/bin/ruff check --no-cache tests bench release observability
-	$(VENV)/bin/ruff format --no-cache --check tests bench release observability
+	$(VENV)/bin/ruff check --no-cache tests bench release observability book
+	$(VENV)/bin/ruff format --no-cache --check tests bench release observability book
 
 demo: build $(VENV)/ready ## See the guard judge a real MCP server's reconnects
 	$(PY) -m tests.harness envoy >/dev/null
@@ -110,7 +110,7 @@ bench-build: build
 	cargo rustc --lib --release --target $(TARGET) --target-dir target -p mcp-resume-guard-noop $(REMAP)
 	cargo build --profile bench-tools --target-dir target -p mcp-resume-guard-bench
 
-fetch: $(VENV)/ready $(VENV)/release-ready .tools/manifests/ready ## Fetch all that the tests need beside crates
+fetch: $(VENV)/ready $(VENV)/release-ready $(VENV)/docs-ready .tools/manifests/ready ## Fetch all that the tests need beside crates
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m tests.harness.prometheus_server prometheus >/dev/null
 	$(PY) -m tests.interop --install
@@ -121,6 +121,10 @@ ifndef UPSTREAM
 endif
 	@$(MAKE) --no-print-directory build $(VENV)/ready
 	@$(PY) -m tests.harness run --upstream $(UPSTREAM)
+
+# The theme's warning is about a MkDocs that isn't the pinned one.
+docs: $(VENV)/docs-ready ## Build the documentation as a site, and check its links: target/docs
+	NO_MKDOCS_2_WARNING=true $(VENV)/bin/mkdocs build --strict -f book/mkdocs.yml
 
 # IMAGE=registry/repository stands in what is printed, and in a release's manifests.
 image: build ## Write the module as an OCI image layout: target/image (IMAGE=ghcr.io/me/mcp-resume-guard)
@@ -140,7 +144,7 @@ TRIAL = $(if $(ALLOW_UNTAGGED),--trial)
 
 clean: ## Remove what was built and fetched
 	rm -rf target .tools
-	find tests bench release observability -name __pycache__ -prune -exec rm -rf {} +
+	find tests bench release observability book -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf tests/.pytest_cache .pytest_cache
 
 wasm-target:
@@ -156,4 +160,8 @@ $(VENV)/ready: tests/requirements.txt
 
 $(VENV)/release-ready: release/requirements.txt $(VENV)/ready
 	$(PY) -m pip install --quiet --disable-pip-version-check -r release/requirements.txt
+	@touch $@
+
+$(VENV)/docs-ready: book/requirements.txt $(VENV)/ready
+	$(PY) -m pip install --quiet --disable-pip-version-check -r book/requirements.txt
 	@touch $@
