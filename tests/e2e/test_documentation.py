@@ -75,7 +75,7 @@ OTHER_BLOCKS = {
 RUN: list[str] = []
 """What commands begin with that are run here; `runs` fills it."""
 
-SECONDS = 20
+SECONDS = 60
 """No command that is run here takes as long."""
 
 
@@ -130,7 +130,7 @@ def test_what_make_is_told_exists() -> None:
             ["make", "-n", target, *(f"{name}={value}" for name, value in given.items())],
             check=False,
             cwd=ROOT,
-            env={**os.environ, **assignments},
+            env=_environment(**assignments),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -247,7 +247,9 @@ async def test_make_run_prints_how_to_try_it(pages: list[Command]) -> None:
             assert process.stdout is not None
             printed = ""
             while "nobody-sent-this" not in printed:
-                printed += (await asyncio.wait_for(process.stdout.readline(), SECONDS)).decode()
+                line = await asyncio.wait_for(process.stdout.readline(), SECONDS)
+                assert line, printed
+                printed += line.decode()
             initialize, resume = re.findall(r"^  (curl (?:.*\\\n)*.*)$", printed, re.MULTILINE)
             session = _session_in(await _shell(f"{initialize} --retry-connrefused --retry 20"))
             refused = await _shell(resume.replace("SESSION", session))
@@ -440,7 +442,7 @@ async def _shell(
     process = await asyncio.create_subprocess_exec(
         *["bash", "-c", f"exec {text}" if until else text],
         cwd=cwd,
-        env={**os.environ, **environment},
+        env=_environment(**environment),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if until else None,
@@ -531,8 +533,21 @@ def _of_make_variables(command: Command) -> str:
 
 def _make(*arguments: str) -> str:
     return subprocess.run(
-        ["make", *arguments], check=True, cwd=ROOT, capture_output=True, text=True
+        ["make", *arguments],
+        check=True,
+        cwd=ROOT,
+        env=_environment(),
+        capture_output=True,
+        text=True,
     ).stdout
+
+
+def _environment(**more: str) -> dict[str, str]:
+    """A reader's: a `make` around the tests would have every `make` in them tell its folder."""
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
+    return {**own, **more}
 
 
 @lru_cache
