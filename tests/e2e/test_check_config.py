@@ -1,35 +1,26 @@
-"""What is asked beside the gateway gets the answer that the filter in it gives."""
+"""What is asked beside the gateway gets the answer that the filter in it gives. (Refused
+configurations are in test_configuration.py.)"""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import pytest
-from tests.e2e.test_configuration import BAD
 from tests.harness import project
+from tests.harness.cli import cli
 from tests.harness.client import HTTP1
-from tests.harness.envoy import Envoy
 from tests.harness.gateway import eventually
 from tests.harness.mcp_client import Session
-from tests.harness.render import Changes, render
 
 SCHEMA = project.ENVOY / "mcp-resume-guard.schema.json"
 
 
-def ask(*arguments: str, text: str | None = None) -> tuple[int, str]:
-    """Exit code and output of the command line."""
-    command = [str(project.CLI), *arguments]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
 def accepts(configuration: Any) -> bool:
     """Whether the filter would take it."""
-    code, said = ask("check-config", "-", text=json.dumps(configuration))
+    code, said = cli("check-config", "-", text=json.dumps(configuration))
     assert code in (0, 1), said
     return code == 0
 
@@ -37,22 +28,11 @@ def accepts(configuration: Any) -> bool:
 # check-config
 
 
-@pytest.mark.parametrize(("text", "path"), BAD, ids=[path for _, path in BAD])
-def test_a_refusal_is_the_filters(text: str, path: str) -> None:
-    """Word for word what Envoy's log says when it refuses to load it."""
-    code, said = ask("check-config", "-", text=text)
-    assert code == 1
-    assert f"`{path}`" in said
-    _, log = Envoy(render(Changes(guard=text))).validate()
-    problem = said.strip().split(": refused: ", 1)[1]
-    assert json.dumps(problem)[1:-1] in log
-
-
 async def test_what_is_accepted_means_what_the_filter_says(gateways: Any) -> None:
     """At its start, in the log."""
     told = {"mode": "observe", "history": "exclusive", "state": {"sessions": 100}}
     gateway = await gateways.get_new(told)
-    code, said = ask("check-config", "-", text=json.dumps(told))
+    code, said = cli("check-config", "-", text=json.dumps(told))
     assert code == 0
     meaning = said.strip().split(": accepted: ", 1)[1]
     lines = [json.loads(line) for _, line in gateway.envoy.wasm_log()]
@@ -74,12 +54,12 @@ GUARDED = {
 def test_a_manifests_configuration_is_found(file: str) -> None:
     """Where it stands, and what is wrong with it."""
     text = (project.ENVOY / file).read_text()
-    code, said = ask("check-config", str(project.ENVOY / file))
+    code, said = cli("check-config", str(project.ENVOY / file))
     assert code == 0
     assert f": {GUARDED[file]}: accepted: mode enforce" in said
     wrong = text.replace('"history"', '"histori"').replace("history: ", "histori: ")
     assert wrong != text
-    code, said = ask("check-config", "-", text=wrong)
+    code, said = cli("check-config", "-", text=wrong)
     assert code == 1
     assert f"{GUARDED[file]}: refused: configuration: `histori`" in said
 
@@ -89,7 +69,7 @@ def test_a_manifests_configuration_is_found(file: str) -> None:
 )
 def test_where_no_configuration_is(text: str) -> None:
     """It says so, and doesn't say that all is well."""
-    code, said = ask("check-config", "-", text=text)
+    code, said = cli("check-config", "-", text=text)
     assert code == 2, said
     assert said
 
@@ -98,7 +78,7 @@ def test_a_struct_is_refused() -> None:
     """As the filter does, which gets it as protobuf."""
     text = (project.ENVOY / "envoy.yaml").read_text()
     wrong = text.replace("google.protobuf.StringValue", "google.protobuf.Struct")
-    code, said = ask("check-config", "-", text=wrong)
+    code, said = cli("check-config", "-", text=wrong)
     assert code == 1
     assert "StringValue" in said
 
@@ -114,7 +94,7 @@ def schema() -> dict[str, Any]:
 
 def test_the_schema_is_that_of_the_code() -> None:
     """`make schema` makes it anew."""
-    assert ask("schema") == (0, SCHEMA.read_text())
+    assert cli("schema") == (0, SCHEMA.read_text())
 
 
 def test_every_key_has_its_default(schema: dict[str, Any]) -> None:
@@ -179,7 +159,7 @@ async def test_what_a_refused_client_has_is_explained(gateways: Any) -> None:
     await eventually(lambda: access_line() is not None)
     log = next(line for line in gateway.envoy.log().splitlines() if '"resumption"' in line)
     for text in (body, f"mcp-resumption: {header}", access_line(), log):
-        code, said = ask("explain", text=text)
+        code, said = cli("explain", text=text)
         assert code == 0, text
         assert said.startswith("inconsistent: never_issued\nRule 16: "), said
-    assert "its history of the session was complete" in ask("explain", text=log)[1]
+    assert "its history of the session was complete" in cli("explain", text=log)[1]

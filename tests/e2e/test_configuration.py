@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from tests.harness.cli import cli
 from tests.harness.client import HTTP1
 from tests.harness.envoy import Envoy
 from tests.harness.gateway import Gateway
@@ -37,10 +39,16 @@ BAD = [
 
 @pytest.mark.parametrize(("text", "path"), BAD, ids=[path for _, path in BAD])
 def test_a_bad_key_is_named(text: str, path: str) -> None:
-    """`envoy --mode validate` exits with an error, and the log has the key's path."""
+    """`envoy --mode validate` exits with an error, and the log has the key's path; `make
+    check-config` says the same, word for word."""
     code, log = Envoy(render(Changes(guard=text))).validate()
     assert code != 0
     assert f"`{path}`" in log
+    code, said = cli("check-config", "-", text=text)
+    assert code == 1
+    problem = said.strip().split(": refused: ", 1)[1]
+    assert f"`{path}`" in problem
+    assert json.dumps(problem)[1:-1] in log
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", "mode: observe", '{"mode": "observe"} x'])
