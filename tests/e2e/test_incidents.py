@@ -66,6 +66,7 @@ class Storm:
 
     def __init__(self, gateway: Gateway, ids: str, priming: bool) -> None:
         self.random = random.Random(SEED)
+        self.gateway = gateway
         self.server = RingServer(ids, priming=priming)
         gateway.serve(self.server)
         self.proxy = Proxy(lambda: gateway.envoy.port)
@@ -88,6 +89,7 @@ class Storm:
                 await self.proxy.crash()
                 await asyncio.gather(*(client.leave() for client in self.clients))
                 assert await eventually(lambda: not self.server.connections)
+                await self.gateway.quiet()
                 self._publish(*outage)
                 young = [] if lag else [client.session for client in self.clients[USERS // 2 :]]
                 await self.proxy.restart(young, self.random)
@@ -233,6 +235,7 @@ class RollOut:
         order = [self._place_of(caller) for caller in self.callers[:3]]
         await asyncio.gather(*(caller.drop() for caller in self.callers))
         assert await eventually(lambda: not any(self._replica(p).connections for p in range(3)))
+        await self.gateway.quiet()
         self._work(2)
         await self._resume()
         for place in dict.fromkeys(order):
@@ -362,6 +365,7 @@ class Leak:
     remembers of one."""
 
     def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
         self.random = random.Random(SEED)
         self.server = SharedStoreServer()
         gateway.serve(self.server)
@@ -381,6 +385,7 @@ class Leak:
             await self._quiet()
             await asyncio.gather(*(client.leave() for client in self.clients))
             assert await eventually(lambda: not self.server.connections)
+            await self.gateway.quiet()
             if all_away:
                 self._publish()
             await asyncio.gather(*(client.listen() for client in self.clients))
