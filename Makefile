@@ -36,9 +36,13 @@ endif
 	@$(MAKE) --no-print-directory cli
 	@$(CLI) check-config '$(FILE)'
 
-# LINE comes by the environment, where no quote is in its way.
+# LINE may be a line of a log, in which a client has its say: it is not expanded, neither by make nor
+# by the shell, and comes by the environment.
+export LINE
+override LINE := $(value LINE)
+
 explain: cli ## Say why a resumption got its verdict: make explain LINE='…', or < access.log
-	@$(CLI) explain $(if $(LINE),"$$LINE")
+	@if [ -n "$$LINE" ]; then $(CLI) explain -- "$$LINE"; else $(CLI) explain; fi
 
 schema: cli ## Make the JSON Schema of the configuration anew, after a change
 	@$(CLI) schema > $(SCHEMA)

@@ -392,6 +392,7 @@ impl Config {
             path: refused_member(bytes),
             problem: error.to_string(),
         })?;
+        check_shapes(bytes)?;
         config.check_ranges()?;
         config.check_reasons()?;
         config.check_owner()?;
@@ -533,6 +534,35 @@ mod schema {
     }
 }
 
+/// serde takes a list for an object, its members in their order, and an object
+/// with one member for an enumeration's value.
+fn check_shapes(text: &[u8]) -> Result<(), ConfigError> {
+    let expect = |path: String, value: &RawValue, shape: &str| {
+        // A string, a number, a word.
+        let is_plain = !value.get().starts_with(['{', '[']);
+        let is_right = if shape.is_empty() { is_plain } else { value.get().starts_with(shape) };
+        let expected = match shape {
+            "" => "a single value",
+            "[" => "a list",
+            _ => "an object",
+        };
+        let problem = format!("wrong type, expected {expected}");
+        if is_right { Ok(()) } else { Err(ConfigError { path, problem }) }
+    };
+    for (key, value) in members(text) {
+        let shape = match key.as_str() {
+            "paths" => "[",
+            "reasons" | "reject" | "retention" | "owner" | "replay" | "state" | "limits" => "{",
+            _ => "",
+        };
+        expect(key.clone(), value, shape)?;
+        for (inner, value) in members(value.get().as_bytes()) {
+            expect(format!("{key}.{inner}"), value, "")?;
+        }
+    }
+    Ok(())
+}
+
 /// The path of the first member that is refused by itself, too; empty if there
 /// is none.
 ///
@@ -630,6 +660,10 @@ mod tests {
             (r#"{"reasons":{"stale":"pass"}}"#, &["`reasons.stale`", "`below_floor`"]),
             (r#"{"reasons":{"below_floor":"ignore"}}"#, &["`reasons.below_floor`", "`session`"]),
             (r#"{"paths":["mcp"]}"#, &["`paths[0]`", "begin with `/`"]),
+            (r#"{"state":[1,2,3,4]}"#, &["`state`", "an object"]),
+            (r#"{"reject":[]}"#, &["`reject`", "an object"]),
+            (r#"{"mode":{"observe":null}}"#, &["`mode`", "a single value"]),
+            (r#"{"reasons":{"below_floor":{"pass":null}}}"#, &["`reasons.below_floor`", "single"]),
             (r#"{"owner":{"pin_header":"a b"}}"#, &["`owner.pin_header`", "header name"]),
             (
                 r#"{"owner":{"pin_header":"Mcp-Session-Id"}}"#,

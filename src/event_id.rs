@@ -328,11 +328,12 @@ fn decode_text(run: &[u8], bits: u32, digit: impl Fn(u8) -> Option<u32>) -> Opti
     Some(decoded)
 }
 
-const UUID_LEN: usize = 36;
+pub(crate) const UUID_LEN: usize = 36;
 /// A bit for each place of a hyphen in a UUID.
 const UUID_HYPHENS: u64 = 1 << 8 | 1 << 13 | 1 << 18 | 1 << 23;
 
-fn is_uuid(text: &[u8; UUID_LEN]) -> bool {
+/// Whether this is a UUID as it is mostly written: RFC 9562, section 4.
+pub(crate) fn is_uuid(text: &[u8; UUID_LEN]) -> bool {
     let mut hyphens = UUID_HYPHENS;
     text.iter().all(|byte| {
         let is_hyphen = hyphens & 1 != 0;

@@ -2,11 +2,10 @@
 //!
 //! A line of the log is a JSON object. `docs/observability.md` has its fields.
 
-use std::borrow::Cow;
-
 use serde::Serialize;
 
 use crate::config::Config;
+use crate::event_id::{UUID_LEN, is_uuid};
 use crate::fingerprint::SessionFingerprint;
 use crate::ledger::Ledger;
 use crate::replay::Outcome;
@@ -122,8 +121,8 @@ pub struct LogLine {
 }
 
 impl LogLine {
-    /// The line. `request` is the request's id, the same as in the access log;
-    /// `left_out` tells how many lines before this one were too many.
+    /// The line. `request` is the request's id, the same as in the access log,
+    /// told if it is a UUID, as Envoy makes them; `left_out` tells how many lines before this one were too many.
     pub fn to_json(&self, request: Option<&[u8]>, left_out: u64) -> String {
         #[derive(Serialize)]
         struct Line<'a> {
@@ -141,7 +140,7 @@ impl LogLine {
             #[serde(skip_serializing_if = "Option::is_none")]
             owed: Option<u64>,
             #[serde(skip_serializing_if = "Option::is_none")]
-            request_id: Option<Cow<'a, str>>,
+            request_id: Option<&'a str>,
             #[serde(skip_serializing_if = "Option::is_none")]
             left_out: Option<u64>,
         }
@@ -154,7 +153,10 @@ impl LogLine {
         if left_out > 0 {
             message = format!("{message} ({left_out} more lines were left out)");
         }
-        let request = request.filter(|id| (1..=REQUEST_ID_BYTES).contains(&id.len()));
+        // A client may have sent another, and anything in it.
+        let request = request
+            .filter(|id| <&[u8; UUID_LEN]>::try_from(*id).is_ok_and(is_uuid))
+            .and_then(|id| str::from_utf8(id).ok());
         let complete = self.known.map(|known| known.complete);
         written(&Line {
             event: "resumption",
@@ -166,14 +168,11 @@ impl LogLine {
             history: complete.map(|complete| if complete { "complete" } else { "incomplete" }),
             streams: self.known.map(|known| known.streams),
             owed: self.known.and_then(|known| known.owed),
-            request_id: request.map(String::from_utf8_lossy),
+            request_id: request,
             left_out: (left_out > 0).then_some(left_out),
         })
     }
 }
-
-/// A request's id that is longer is nobody's whom Envoy knows.
-const REQUEST_ID_BYTES: usize = 128;
 
 /// What a configuration means, in a sentence.
 pub fn meaning(config: &Config, ledger: &Ledger) -> String {
@@ -288,11 +287,14 @@ mod tests {
         let verdict = Verdict::Unverified(Doubt::UnknownSession);
         let ruling = Ruling { verdict, action: Action::Passed };
         let line = LogLine { ruling, session: None, known: None };
+        const UUID: Option<&str> = Some("8df04497-00ea-4acb-a546-46ffb1888074");
         for (request, told) in [
-            (&b"a\"\n\\"[..], Some("a\"\n\\")),
-            (b"\xff", Some("\u{fffd}")),
+            (&b"8df04497-00ea-4acb-a546-46ffb1888074"[..], UUID),
+            (b"8df04497-00ea-4acb-a546-46ffb188807", None),
+            (b"8df04497-00ea-4acb-a546-46ffb188807\"", None),
+            (b"a session's id", None),
+            (b"\xff", None),
             (b"", None),
-            (&[b'x'; REQUEST_ID_BYTES + 1], None),
         ] {
             let text = line.to_json(Some(request), 2);
             let fields: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -359,7 +359,7 @@ pub fn judge<S: Store>(
     let known = history.as_ref().map(|history| Known {
         complete: history.session.complete,
         streams: history.streams.len(),
-        owed: history.streams.iter().find_map(|stream| stream.find(&cursor)),
+        owed: history.owed_behind(&cursor),
     });
     let only = |verdict| Judgement { known, ..judged(verdict) };
     // Rule 4.
@@ -409,11 +409,10 @@ pub fn judge<S: Store>(
         return Judgement { pending, ..only(Inconsistent(Fault::Replay(fault))) };
     }
     // Rule 13.
-    if config.history == config::History::Shared
-        || !history.session.complete
-        || ledger.is_doubted(at, session)
-    {
-        return only(Unverified(Doubt::HistoryIncomplete));
+    let complete = history.session.complete && !ledger.is_doubted(at, session);
+    if config.history == config::History::Shared || !complete {
+        let known = known.map(|known| Known { complete, ..known });
+        return Judgement { known, ..judged(Unverified(Doubt::HistoryIncomplete)) };
     }
     // Rule 14.
     if history.could_have_held(&cursor) {

@@ -99,7 +99,7 @@ fn every_field_of_the_log_is_documented() {
         known: Some(Known { complete: true, streams: 2, owed: Some(17) }),
     };
     for line in [
-        resumption.to_json(Some(b"a-request"), 3),
+        resumption.to_json(Some(b"8df04497-00ea-4acb-a546-46ffb1888074"), 3),
         configured_line(&config, &ledger),
         message_line("refused", "no"),
         message_line("state_kept", "no"),

@@ -2,6 +2,7 @@
 
 mod support;
 
+use mcp_resume_guard::telemetry::{Known, LogLine};
 use support::{Answer, Gateway};
 
 /// What becomes of a pending call is tested in `settling.rs`.
@@ -392,4 +393,23 @@ fn rule_16_never_issued() {
     for cursor in ["nobody", UUID_A, "05", "5 5"] {
         assert_eq!(gateway.verdict("a", cursor), inconsistent("never_issued"), "{cursor}");
     }
+}
+
+#[test]
+fn a_line_of_the_log_tells_what_was_known() {
+    let mut gateway = Gateway::new(
+        r#"{"history":"exclusive","retention":{"events_per_stream":1},"reject":{"pending_calls":"status"}}"#,
+    );
+    gateway.initialize("a");
+    let mut stream = gateway.call("a", 1);
+    gateway.events(&mut stream, &["7", "8", "9"]);
+    let known = |line: Option<LogLine>| line.and_then(|line| line.known);
+    let with = |streams, owed| Some(Known { complete: true, streams, owed });
+    assert_eq!(known(gateway.log_line("a", "7")), with(1, Some(2)));
+    assert_eq!(known(gateway.log_line("a", "x")), with(1, None));
+    // Whose it is isn't known, so neither is what follows it.
+    let mut other = gateway.call("a", 2);
+    gateway.events(&mut other, &["7"]);
+    assert_eq!(known(gateway.log_line("a", "7")), with(2, None));
+    assert_eq!(known(gateway.log_line("b", "7")), None);
 }

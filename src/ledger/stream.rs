@@ -208,6 +208,16 @@ impl History {
         self.may_have_evicted(cursor) || (!self.session.complete && cursor.index_key().is_none())
     }
 
+    /// How many events follow a cursor, where it stands on one stream whose order
+    /// is known.
+    pub fn owed_behind(&self, cursor: &EventId) -> Option<u64> {
+        let mut with_it = self.streams.iter().filter(|stream| stream.has(cursor));
+        match (with_it.next(), with_it.next()) {
+            (Some(stream), None) => stream.find_entry(cursor).map(|found| found.owed),
+            _ => None,
+        }
+    }
+
     /// Whether the part of the history that could hold an id was evicted. An id
     /// of a distinctive sequence belongs to the stream that has that sequence.
     pub fn could_have_held(&self, id: &EventId) -> bool {
