@@ -22,6 +22,19 @@ SCHEMA = MANIFESTS / "mcp-resume-guard.schema.json"
 
 _UNRELEASED = "Unreleased"
 
+_BUILDS = re.compile(r"CARGO_|RUSTC|RUSTFLAGS|RUSTDOC")
+"""Variables by which a build can be changed."""
+
+_HARMLESS = re.compile(
+    r"CARGO_(HOME|TARGET_DIR|INCREMENTAL|PROFILE_DEV_.*|(TERM|NET|HTTP|REGISTRY|REGISTRIES)_.*)"
+)
+"""Those of them that don't change the module."""
+
+_CHANGES_BUILDS = re.compile(
+    r"^\s*(\[(profile|target|build|env|unstable|patch)\b|rustflags)", re.MULTILINE
+)
+"""The same in a configuration of cargo."""
+
 
 def reasons_against(version: str) -> list[str]:
     """Why HEAD can't be released as `version`; nothing if it can."""
@@ -30,14 +43,23 @@ def reasons_against(version: str) -> list[str]:
     if f"v{version}" not in tags:
         has = f"its tags: {', '.join(tags)}" if tags else "it has no tag"
         found.append(f"Cargo.toml says {version}, and HEAD is not tagged v{version} ({has})")
-    changed = output_of("git", "status", "--porcelain").rstrip()
+    changed = output_of("git", "status", "--porcelain", "--untracked-files=all").rstrip()
     if changed:
         found.append(f"the work tree differs from HEAD:\n{changed}")
+    for line in output_of("git", "ls-files", "-v").splitlines():
+        tag, _, path = line.partition(" ")
+        if tag.islower() or tag == "S":
+            found.append(f"git doesn't look whether {path} has changed (`git update-index`)")
     if _section(version) is None:
         found.append(f"CHANGELOG.md has no section `## {version}`")
     for name in sorted(os.environ):
-        if name in ("RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS") or name.startswith("CARGO_PROFILE_"):
-            found.append(f"{name} is set, and changes what is built")
+        if _BUILDS.match(name) and not _HARMLESS.fullmatch(name):
+            found.append(f"{name} is set, and may change what is built")
+    home = Path(os.environ.get("CARGO_HOME") or Path.home() / ".cargo")
+    for folder in {home, *(parent / ".cargo" for parent in ROOT.parents)}:
+        for file in (folder / "config", folder / "config.toml"):
+            if file.is_file() and _CHANGES_BUILDS.search(file.read_text(encoding="utf-8")):
+                found.append(f"{file} changes what is built")
     return found
 
 

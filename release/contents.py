@@ -153,8 +153,10 @@ def _of_toolchain(toolchain: Path) -> tuple[Component, ...]:
             name="rust-std",
             version=version,
             # Of the whole of it, with core, alloc and the crates that come with them. The tables
-            # of Unicode in core have a licence of their own.
-            license="(MIT OR Apache-2.0) AND Unicode-3.0",
+            # of Unicode in core have a licence of their own, and compiler_builtins has what it
+            # took from LLVM's compiler-rt and from musl's libm.
+            license="(MIT OR Apache-2.0) AND Unicode-3.0"
+            " AND MIT AND Apache-2.0 WITH LLVM-exception",
             purl=f"pkg:github/rust-lang/rust@{version}",
             sha256=hashlib.sha256(std[0].read_bytes()).hexdigest(),
         ),

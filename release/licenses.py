@@ -56,16 +56,19 @@ def _texts(component: Component, toolchain: Path) -> list[str]:
 
 
 def _of_toolchain(component: Component, toolchain: Path) -> list[str]:
+    musl = _spdx(toolchain, "MIT", "Copyright © 2005-2020 Rich Felker, et al.")
     if component.name == WASI_LIBC:
         # Under its own licence, and those of the works that it contains: musl, and CloudABI's
         # libc. Its dlmalloc is in the public domain (CC0-1.0).
         return [
             _spdx(toolchain, "Apache-2.0"),
             _spdx(toolchain, "LLVM-exception"),
-            _spdx(toolchain, "MIT", "Copyright © 2005-2020 Rich Felker, et al."),
+            musl,
             _spdx(toolchain, "BSD-2-Clause", "Copyright (c) 2015 Nuxi, https://nuxi.nl/"),
         ]
-    return [_spdx(toolchain, "Apache-2.0"), _spdx(toolchain, "Unicode-3.0")]
+    # compiler_builtins has parts of compiler-rt and of musl.
+    names = ("Apache-2.0", "LLVM-exception", "Unicode-3.0")
+    return [*(_spdx(toolchain, name) for name in names), musl]
 
 
 def _spdx(toolchain: Path, name: str, copyright: str | None = None) -> str:

@@ -219,6 +219,8 @@ def test_what_is_refused(repository: Path, change: Callable[[Path], None], told:
 
 def test_flags_that_change_the_module_are_refused(repository: Path) -> None:
     """They take the place of .cargo/config.toml."""
+    for name in ("CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS", "RUSTC_WRAPPER"):
+        assert f"{name} is set" in release(repository, **{name: ""}).stdout
     done = release(repository, RUSTFLAGS="-C opt-level=3")
     assert done.returncode != 0
     assert "RUSTFLAGS is set" in done.stdout
