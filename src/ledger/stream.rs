@@ -195,10 +195,11 @@ pub struct History {
 
 impl History {
     /// Whether a stream that isn't known to have an id may have it all the
-    /// same: one that other streams have as well, and that was evicted.
+    /// same: one that was evicted, or one that other streams have as well.
     pub fn may_have_evicted(&self, id: &EventId) -> bool {
         let is_common = id.index_key().is_none();
-        (is_common && (self.unreadable || self.session.evicted_keys.may_have(id)))
+        (is_common && self.unreadable)
+            || self.session.evicted_keys.may_have(id)
             || self.streams.iter().any(|stream| stream.may_have_had(id))
     }
 
