@@ -4,16 +4,21 @@ configurations are in test_configuration.py.)"""
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from tests.harness import project
+from tests.harness.binary import find_envoy
 from tests.harness.cli import cli
 from tests.harness.client import HTTP1
+from tests.harness.envoy import Envoy
 from tests.harness.gateway import eventually
 from tests.harness.mcp_client import Session
+from tests.harness.render import Changes, guard_of, render
 
 SCHEMA = project.ENVOY / "mcp-resume-guard.schema.json"
 
@@ -81,6 +86,87 @@ def test_a_struct_is_refused() -> None:
     code, said = cli("check-config", "-", text=wrong)
     assert code == 1
     assert "StringValue" in said
+
+
+PROTOBUF = "type.googleapis.com/google.protobuf"
+STRING = f"{PROTOBUF}.StringValue"
+BYTES = f"{PROTOBUF}.BytesValue"
+STRUCT = f"{PROTOBUF}.Struct"
+WASM = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm"
+
+CONFIGURATIONS = [
+    (True, None),
+    (True, {}),
+    (True, {"@type": STRING}),
+    (True, {"@type": STRING, "value": None}),
+    (True, {"@type": "example.com/a/google.protobuf.StringValue", "value": "{}"}),
+    (True, {"@type": STRUCT, "value": {}}),
+    (True, {"@type": STRUCT}),
+    (True, {"@type": BYTES, "value": "eyJtb2RlIjoib2JzZXJ2ZSJ9ICA"}),
+    (True, {"@type": f"{PROTOBUF}.Empty"}),
+    (False, {"value": '{"mode":"nonsense"}'}),
+    (False, {"value": "{}"}),
+    (False, '{"mode":"observe"}'),
+    (False, {"@type": STRING, "value": "{}", "mode": "observe"}),
+    (False, {"@type": STRING, "value": {"mode": "observe"}}),
+    (False, {"@type": STRING, "value": 1}),
+    (False, {"@type": "google.protobuf.StringValue", "value": "{}"}),
+    (False, {"@type": STRUCT, "value": {"mode": "observe"}}),
+    (False, {"@type": STRUCT, "value": "{}"}),
+    (False, {"@type": BYTES, "value": "eyJtb2QiOjF9"}),
+    (False, {"@type": BYTES, "value": "{}"}),
+    (False, {"@type": f"{PROTOBUF}.Nothing", "value": "{}"}),
+]
+
+
+@pytest.mark.parametrize(("accepted", "configuration"), CONFIGURATIONS, ids=str)
+def test_envoy_says_the_same(accepted: bool, configuration: Any) -> None:
+    """Of a `configuration` in its own file, whatever it is."""
+    config = render(Changes())
+    guard_of(config["static_resources"]["listeners"][0])["configuration"] = configuration
+    code, log = Envoy(config).validate()
+    assert (code == 0) == accepted, log
+    assert cli("check-config", "-", text=json.dumps(config))[0] == (0 if accepted else 1)
+
+
+@pytest.mark.parametrize("kind", ["udpa.type.v1", "xds.type.v3"])
+@pytest.mark.parametrize("mode", ["observe", "nonsense"])
+def test_a_typed_struct_is_read(kind: str, mode: str) -> None:
+    """Beside another wasm filter as well, which has the usual form."""
+    config = render(Changes(guard={"mode": mode}))
+    filters = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"]
+    (guard, _) = filters[0]["typed_config"]["http_filters"]
+    message = guard["typed_config"]
+    assert message.pop("@type") == WASM
+    typed = f"type.googleapis.com/{kind}.TypedStruct"
+    guard["typed_config"] = {"@type": typed, "type_url": WASM, "value": message}
+    accepted = mode == "observe"
+    code, log = Envoy(config).validate()
+    assert (code == 0) == accepted, log
+    other = {"@type": WASM, "config": {"name": "other", "configuration": {}}}
+    patches = [
+        {"patch": {"value": {"typed_config": each}}} for each in (other, guard["typed_config"])
+    ]
+    manifest = {"kind": "EnvoyFilter", "spec": {"configPatches": patches}}
+    for text in (config, manifest):
+        code, said = cli("check-config", "-", text=json.dumps(text))
+        assert code == (0 if accepted else 1), said
+        assert "filter mcp-resume-guard: " in said
+        assert "filter other" not in said
+
+
+def test_envoy_knows_no_merge_keys(tmp_path: Path) -> None:
+    """And the file is refused on both sides for one."""
+    text = (project.ENVOY / "envoy.yaml").read_text()
+    kind = f'"@type": {STRING}'
+    for wanted, yaml in ((0, text), (1, text.replace(kind, f"<<: {{{kind}}}"))):
+        assert wanted == 0 or yaml != text
+        file = tmp_path / "envoy.yaml"
+        file.write_text(yaml)
+        command = [*find_envoy(), "--mode", "validate", "-c", str(file)]
+        done = subprocess.run(command, check=False, cwd=project.ROOT, capture_output=True)
+        assert done.returncode == wanted, done.stderr
+        assert cli("check-config", str(file))[0] == wanted
 
 
 # The schema
