@@ -9,7 +9,7 @@ mod check;
 mod explain;
 
 use std::fs;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -30,7 +30,7 @@ enum Command {
     /// it, 2 if there is none
     CheckConfig {
         /// JSON or YAML: the configuration itself, or an envoy.yaml, WasmPlugin, EnvoyFilter or
-        /// EnvoyExtensionPolicy that has it; `-` is standard input
+        /// EnvoyExtensionPolicy that has it, or a list of them; `-` is standard input
         file: String,
     },
     /// Say why a resumption got its verdict, and what to do
@@ -47,38 +47,45 @@ enum Command {
 const NO_ANSWER: u8 = 2;
 
 fn main() -> ExitCode {
-    run(Arguments::parse().command).unwrap_or_else(|error| {
-        eprintln!("{error:#}");
-        ExitCode::from(NO_ANSWER)
-    })
+    let (answer, code) = match run(Arguments::parse().command) {
+        Ok((answer, is_well)) => (answer, if is_well { 0 } else { 1 }),
+        Err(error) => {
+            eprintln!("{error:#}");
+            return ExitCode::from(NO_ANSWER);
+        }
+    };
+    // Who reads only the first lines of it has closed the pipe by now.
+    let _ = io::stdout().write_all(answer.as_bytes());
+    ExitCode::from(code)
 }
 
-fn run(command: Command) -> Result<ExitCode> {
-    match command {
+/// What is printed, and whether all is well.
+fn run(command: Command) -> Result<(String, bool)> {
+    Ok(match command {
         Command::CheckConfig { file } => {
             let text = if file == "-" { stdin()? } else { read(&file)? };
-            let mut code = ExitCode::SUCCESS;
+            let mut answer = String::new();
+            let mut is_well = true;
             for configuration in check::configurations(&text).with_context(|| file.clone())? {
                 let said = match configuration.check() {
                     Ok(meaning) => format!("accepted: {meaning}"),
                     Err(problem) => {
-                        code = ExitCode::FAILURE;
+                        is_well = false;
                         format!("refused: {problem}")
                     }
                 };
-                println!("{file}: {}: {said}", configuration.place);
+                answer += &format!("{file}: {}: {said}\n", configuration.place);
             }
-            return Ok(code);
+            (answer, is_well)
         }
         Command::Explain { text } => {
             let text = if text.is_empty() { stdin()? } else { text.join(" ") };
-            println!("{}", explain::explain(&text)?.join("\n\n"));
+            (explain::explain(&text)?.join("\n\n") + "\n", true)
         }
         Command::Schema => {
-            println!("{}", serde_json::to_string_pretty(&schemars::schema_for!(Config))?);
+            (serde_json::to_string_pretty(&schemars::schema_for!(Config))? + "\n", true)
         }
-    }
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 fn read(file: &str) -> Result<String> {

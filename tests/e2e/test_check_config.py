@@ -229,6 +229,21 @@ def test_the_schema_accepts_what_the_filter_accepts(schema: dict[str, Any]) -> N
 # explain
 
 
+def test_what_a_client_sent_is_run_by_nobody(tmp_path: Path) -> None:
+    """A line of the log goes to `make explain` as it is: not through make, nor through the shell."""
+    agent = f"$(shell touch {tmp_path}/make) `touch {tmp_path}/shell` $HOME \"'"
+    line = {"resumption": "unverified;reason=unknown_session;action=passed", "user_agent": agent}
+    done = subprocess.run(
+        ["make", "-s", "explain", f"LINE={json.dumps(line)}"],
+        cwd=project.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert agent in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_what_a_refused_client_has_is_explained(gateways: Any) -> None:
     """The answer, the access log's line, the guard's own line: each leads to the same rule."""
     gateway = await gateways.get_new()
