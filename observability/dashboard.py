@@ -20,7 +20,7 @@ WHERE = 'job=~"$job", instance=~"$instance"'
 SOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
 RESUMPTIONS = "mcp_resume_guard_resumptions"
 REPLAYS = "mcp_resume_guard_replays"
-REFUSED = 'outcome="inconsistent", action=~"rejected|settled"'
+REFUSED = 'action=~"rejected|settled"'
 
 WIDTH = 24
 """Of Grafana's grid."""
@@ -49,10 +49,10 @@ ADVICE = [
     ("cursor_too_long", "Raise `limits.event_id_bytes`, if the server's ids are so long."),
     ("session_missing", "A server without sessions: leave it out of `paths`. Inconsistent: a proxy drops `Mcp-Session-Id`."),
     ("owner_moved", "Another instance answers. Pin sessions, or share the event store; say which in `replay_buffer`."),
-    ("foreign_session", "A proxy rewrites session ids and passes cursors, or somebody tries. Nothing has leaked."),
+    ("foreign_session", "A proxy rewrites session ids and passes cursors, or somebody tries. Nothing has leaked where it was refused."),
     ("session_terminated", "The client goes on with a session that was ended; it has to initialize."),
     ("ahead_of_head", "The server lost its state and counts anew: look for a restart, or replicas without a shared store."),
-    ("never_issued", "As `ahead_of_head`. With a second gateway `history: exclusive` is wrong: set `shared`."),
+    ("never_issued", "The server lost its state: look for a restart. With a second gateway `history: exclusive` is wrong: set `shared`."),
     ("ambiguous_cursor", "The server gives one id on several streams: its bug."),
     ("below_floor", "Clients come back later than the server keeps events: a larger replay buffer."),
     ("replay_gap", "The server skips events: its ring is too small, or another instance answers."),
@@ -331,7 +331,7 @@ def panels() -> list[Json]:
         4,
         stat(
             "Refused",
-            "Resumptions that were proven wrong and refused: by an HTTP error, or by ending the pending call in the stream.",
+            "Resumptions that were refused, by an HTTP error or by ending the pending call in the stream: proven wrong, or unverified with `on_unverified: reject`.",
             at_least_none(counted(RESUMPTIONS, "", REFUSED)),
             none_is_fine,
         ),
@@ -440,7 +440,9 @@ def panels() -> list[Json]:
         16,
         table(
             "Verdicts in the time range above",
-            "Every combination that was counted. Click a reason for its entry in the runbook.",
+            "Every combination that was counted. Click a reason for its entry in the runbook. "
+            "A combination that is new in the range, at an Envoy that restarted in it, counts from the restart on: "
+            "for what was before, choose a range that ends there.",
             counted(
                 RESUMPTIONS, "outcome, reason, action", window="$__range", seconds="$__range_s"
             ),
@@ -457,7 +459,8 @@ def panels() -> list[Json]:
             "What to do",
             "The short form of docs/verdicts.md.",
             'To stop refusing while you look, without a restart: `"reasons": {"below_floor": "pass"}` '
-            'for one reason, `"mode": "observe"` for all. The verdicts stay visible. '
+            'for one reason, `"mode": "observe"` for all. With `below_floor` and `owner_moved` add '
+            '`"replay": {"gap": "report"}`, or the replay is cut at its gap instead. The verdicts stay visible. '
             "Whose they were: `resumption` in the access log.\n\n"
             f"| reason | what to do |\n| --- | --- |\n{advice}\n",
         ),
@@ -482,7 +485,7 @@ def panels() -> list[Json]:
         7,
         chart(
             "Sessions",
-            "Sessions that began here, and live ones that lost their slot: those are unknown_session when they come back. Raise state.sessions.",
+            "Sessions that began here, and those that lost their slot without having been ended, idle ones included. Only a fault where unknown_session is among the reasons: raise state.sessions.",
             (grown("mcp_resume_guard_sessions_started"), "started"),
             (grown("mcp_resume_guard_sessions_evicted"), "evicted"),
         ),

@@ -7,6 +7,7 @@ import asyncio
 import copy
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 import yaml
+from jsonpath import JSONPatch, JSONPatchError
 from tests.harness import project
 from tests.harness.client import ConnectionLost
 from tests.harness.event_ids import Go
@@ -344,3 +346,77 @@ async def test_who_and_why(gateways: Any, tmp_path: Path) -> None:
     found = json.loads(known)
     assert found["request_id"] == line["request_id"]
     assert (found["action"], found["history"], found["streams"]) == ("rejected", "complete", 0)
+
+
+def patches(resource: str) -> list[tuple[str, Any, bool]]:
+    """The runbook's patches of it: their kind, what they say, and whether they lead back."""
+    found = []
+    for line in RUNBOOK.splitlines():
+        if line.startswith(f"kubectl patch {resource}/"):
+            words = shlex.split(line, comments=True)
+            patch = json.loads(words[words.index("-p") + 1])
+            found.append((words[words.index("--type") + 1], patch, line.endswith("# back")))
+    return found
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """RFC 7396."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+MINE: Config = {
+    "paths": ["/mcp"],
+    "reasons": {"ambiguous_cursor": "pass", "never_issued": "session"},
+    "replay": {"foreign_stream": "cut"},
+}
+"""A configuration with settings that an incident must not lose."""
+
+CHANGED: Config = {
+    **MINE,
+    "mode": "observe",
+    "reasons": {**MINE["reasons"], "below_floor": "pass"},
+    "replay": {**MINE["replay"], "gap": "report"},
+}
+"""The same after the runbook's patches."""
+
+
+def test_patches_of_a_wasm_plugin_lose_no_setting() -> None:
+    """Nor does the way back."""
+    plugin: Config = {"spec": {"pluginConfig": MINE}}
+    for way_back, expected in ((False, CHANGED), (True, MINE)):
+        for kind, patch, leads_back in patches("wasmplugin"):
+            assert kind == "merge"
+            if leads_back == way_back:
+                plugin = merged(plugin, patch)
+        assert plugin == {"spec": {"pluginConfig": expected}}
+
+
+def test_patches_of_an_extension_policy_lose_no_setting() -> None:
+    """Nor does the way back. Where there is no such map yet, an entry can't be added to it, and the
+    map has to be."""
+    found = patches("envoyextensionpolicy")
+    assert {kind for kind, _, _ in found} == {"json"}
+    policy: Config = {"spec": {"wasm": [{"config": copy.deepcopy(MINE)}]}}
+    bare: Config = {"spec": {"wasm": [{"config": {"paths": ["/mcp"], "mode": "observe"}}]}}
+    maps = [patch for _, patch, _ in found if isinstance(patch[0].get("value"), dict)]
+    for way_back, expected in ((False, CHANGED), (True, MINE)):
+        for _, patch, leads_back in found:
+            if leads_back == way_back and patch not in maps:
+                policy = JSONPatch(patch).apply(policy)
+                if not patch[0]["path"].endswith("/mode"):
+                    with pytest.raises(JSONPatchError):
+                        JSONPatch(patch).apply(copy.deepcopy(bare))
+        assert policy["spec"]["wasm"][0]["config"] == expected
+    for patch in maps:
+        bare = JSONPatch(patch).apply(bare)
+    added = {key: CHANGED[key] for key in ("paths", "mode")}
+    added |= {"reasons": {"below_floor": "pass"}, "replay": {"gap": "report"}}
+    assert bare["spec"]["wasm"][0]["config"] == added
