@@ -32,7 +32,7 @@ RUNBOOK = (project.ROOT / "docs" / "runbook.md").read_text()
 CAPABILITY = re.compile(rb"proxy_[a-z_0-9]+|(?:fd|environ|clock|random|proc)_[a-z_]+")
 """Names of host calls and callbacks, as they stand in a module."""
 
-DRAIN_SECONDS = 3
+DRAIN_SECONDS = 6
 """Long enough to see old and new side by side."""
 
 RELOAD_SECONDS = 1.5
