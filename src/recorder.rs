@@ -751,7 +751,11 @@ impl Recorder {
             streams.find(|stream| self.carries.continues(stream)).is_some_and(is_final)
         });
         let opened = ledger.open_lane(at, &opening, known)?;
-        self.lost_with = None;
+        if self.lost_with.take().is_some() {
+            // Other connections may have brought the answers meanwhile, and
+            // have lost theirs, too.
+            self.calls = Calls::Unknown;
+        }
         self.lane = Some(OwnLane {
             number: opened.lane,
             way: opened.way,
