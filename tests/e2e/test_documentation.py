@@ -138,7 +138,9 @@ def test_what_make_is_told_exists() -> None:
         assert done.returncode == 0, f"{text}: {done.stderr}"
         for name in given:
             assert re.search(
-                rf"\$\(({name}|if \$\({name}\).*)\)|^{name} \?=", _makefile(), re.MULTILINE
+                rf"\$\(({name}|value {name}|if \$\({name}\).*)\)|^{name} \?=",
+                _makefile(),
+                re.MULTILINE,
             ), text
         known = {text, target} & (in_ci | NOT_IN_CI.keys()) or text.startswith(tuple(RUN))
         assert known, f"{text}: does CI run it? If not, say why"
