@@ -122,7 +122,8 @@ pub struct LogLine {
 
 impl LogLine {
     /// The line. `request` is the request's id, the same as in the access log,
-    /// told if it is a UUID, as Envoy makes them; `left_out` tells how many lines before this one were too many.
+    /// told if it is a UUID, as Envoy makes them; `left_out` tells how many lines
+    /// before this one were too many.
     pub fn to_json(&self, request: Option<&[u8]>, left_out: u64) -> String {
         #[derive(Serialize)]
         struct Line<'a> {
