@@ -82,7 +82,9 @@ def all_contestants() -> list[Contestant]:
             "floor",
             "wasm, least calls",
             "the same, with the calls to the host that a guard of event streams can't do without:"
-            " it reads headers, a value and each chunk, writes a value for each, and uses nothing",
+            " it reads headers, a value and each chunk, and writes a value for each; of a random id"
+            " it reads and writes who was sent it, of a resumption it reads the stream and tells the"
+            " verdict in header, filter state and counters; it uses nothing of what it reads",
             _floor,
             module=wasm,
         ),

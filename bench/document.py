@@ -60,8 +60,8 @@ The contestants:
 {contestants}
 
 `noop` is the floor of proxy-wasm: no filter can cost less. `floor` is what is left to a guard of event
-streams on it: where that misses a target already, the guard can't reach it. The Lua filter is the least that comes
-near to the guard's work; it keeps nothing and judges nothing:
+streams on it: where that misses a target already, the guard can't reach it. The Lua filter is the
+least that comes near to the guard's work; it keeps nothing and judges nothing:
 
 ```lua
 {lua}
@@ -245,7 +245,7 @@ def _latency(results: Results) -> str:
     return f"""\
 The upstream writes the time into each event, and the load generator compares it with the time at
 which the event is there. One event is under way at a time, to each contestant in turn, so that each
-gets some 200 a second; a round is {latency.EVENTS} for each. The figures are differences to another
+gets some 170 a second; a round is {latency.EVENTS} for each. The figures are differences to another
 contestant in the same round, medians of the rounds.
 
 {_table(head, rows)}

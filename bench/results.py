@@ -122,7 +122,8 @@ class Results:
                 value = latency.added(series, OURS, PLAIN)
                 limit = LATENCY_US[what]
                 text = f"{what} over plain, less than"
-                self._judge("latency", text, value, limit, "µs", value < limit)
+                least = latency.added(series, FLOOR, PLAIN) if FLOOR in series else None
+                self._judge("latency", text, value, limit, "µs", value < limit, least)
 
     def add_starts(self, starts: Starts) -> None:
         """The workload `start`."""
