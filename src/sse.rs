@@ -11,6 +11,9 @@ use memchr::memchr2;
 /// Bytes of one event's data that are kept while data is captured.
 pub const DATA_LIMIT: usize = 64 * 1024;
 
+/// Bytes that are looked at together while no line end is near.
+const STRIDE: usize = 64;
+
 const BOM: &[u8; 3] = b"\xEF\xBB\xBF";
 
 /// The `id` field of a dispatched event.
@@ -150,7 +153,7 @@ impl Decoder {
                 rest = rest.get(1..).unwrap_or_default();
                 continue;
             }
-            let Some(end) = memchr2(b'\r', b'\n', rest) else {
+            let Some(end) = find_line_end(rest) else {
                 self.line_bytes(rest);
                 break;
             };
@@ -316,6 +319,36 @@ impl Decoder {
         self.data_too_long = false;
         self.left_out = false;
     }
+}
+
+/// Where the next CR or LF is. Text has hardly anything that is as low as these
+/// two, so it is passed in strides that have nothing so low.
+fn find_line_end(bytes: &[u8]) -> Option<usize> {
+    let (strides, _) = bytes.as_chunks();
+    let passed = strides.iter().take_while(|stride| is_text(stride)).count();
+    let passed = passed.saturating_mul(STRIDE);
+    let end = memchr2(b'\r', b'\n', bytes.get(passed..)?)?;
+    Some(passed.saturating_add(end))
+}
+
+/// Whether each of these bytes is higher than CR.
+#[cfg(target_arch = "wasm32")]
+fn is_text(stride: &[u8; STRIDE]) -> bool {
+    use core::arch::wasm32::{u8x16_le, u8x16_min, u8x16_splat, u64x2, v128_any_true};
+    // The compiler makes one load of the two halves, but no such comparison of
+    // a loop over bytes.
+    let (halves, _) = stride.as_chunks();
+    let load =
+        |[low, high]: &[[u8; 8]; 2]| u64x2(u64::from_le_bytes(*low), u64::from_le_bytes(*high));
+    let ([a, b, c, d], _) = halves.as_chunks() else { return false };
+    let lowest = u8x16_min(u8x16_min(load(a), load(b)), u8x16_min(load(c), load(d)));
+    !v128_any_true(u8x16_le(lowest, u8x16_splat(b'\r')))
+}
+
+/// The same where only tests run.
+#[cfg(not(target_arch = "wasm32"))]
+fn is_text(stride: &[u8; STRIDE]) -> bool {
+    stride.iter().all(|byte| *byte > b'\r')
 }
 
 fn append_up_to(buffer: &mut Vec<u8>, bytes: &[u8], limit: usize) {
