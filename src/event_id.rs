@@ -133,6 +133,52 @@ impl IdReader {
         }
         Some(id)
     }
+
+    /// The id with this index, if that is of the sequence whose text is known,
+    /// and every client sends such an id back as it got it.
+    pub fn next(&self, sequence: u64, index: u64) -> Option<NextId> {
+        let prefix_len = self.prefix.len();
+        let is_known = self.known.is_some_and(|(known, _)| known == sequence);
+        let text = [&self.prefix, index.to_string().as_bytes()].concat();
+        let expected = is_known && comes_back_unchanged(&text, text.len());
+        expected.then_some(NextId { text, prefix_len, index })
+    }
+}
+
+/// The text of an id that is expected: the next of a sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NextId {
+    text: Vec<u8>,
+    prefix_len: usize,
+    index: u64,
+}
+
+impl NextId {
+    /// Whether this is the id. Then the one behind it is expected from now on.
+    pub fn is(&mut self, text: &[u8]) -> bool {
+        let is_next = text == self.text;
+        if is_next {
+            self.count_on();
+        }
+        is_next
+    }
+
+    fn count_on(&mut self) {
+        let Some(index) = self.index.checked_add(1) else {
+            // No index is higher; and no id is empty.
+            self.text.clear();
+            return;
+        };
+        self.index = index;
+        for digit in self.text.iter_mut().skip(self.prefix_len).rev() {
+            if *digit != b'9' {
+                *digit = digit.wrapping_add(1);
+                return;
+            }
+            *digit = b'0';
+        }
+        self.text.insert(self.prefix_len, b'1');
+    }
 }
 
 /// Whether an index behind this is set off, and the only one that is: no other
@@ -470,6 +516,26 @@ mod tests {
 
     fn id(text: &str) -> EventId {
         EventId::new(&Secret::new([3; 16]), text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn the_next_of_a_sequence() {
+        let secret = Secret::new([1; 16]);
+        let mut reader = IdReader::default();
+        let read = reader.read(&secret, b"s_8").unwrap();
+        let sequence = read.places[0].unwrap().sequence;
+        assert_eq!(reader.next(sequence ^ 1, 9), None);
+        let mut next = reader.next(sequence, 9).unwrap();
+        assert!(!next.is(b"s_10") && !next.is(b"s_09") && !next.is(b"s_9 "));
+        for index in 9..=1_010 {
+            assert!(next.is(format!("s_{index}").as_bytes()), "{index}");
+        }
+        let mut last = reader.next(sequence, u64::MAX).unwrap();
+        assert!(last.is(b"s_18446744073709551615"));
+        assert!(!last.is(b"s_18446744073709551616"));
+        // Not every client sends this one back as it is.
+        let read = reader.read(&secret, "\u{e9}_8".as_bytes()).unwrap();
+        assert_eq!(reader.next(read.places[0].unwrap().sequence, 9), None);
     }
 
     #[test]

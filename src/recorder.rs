@@ -9,7 +9,7 @@
 //! have. Then the connection opens a lane in the session's directory (one
 //! compare-and-swap), and from there on each chunk with new ids is one write.
 
-use crate::event_id::{EventId, IdReader, comes_back_unchanged, trim};
+use crate::event_id::{EventId, IdReader, NextId, comes_back_unchanged, trim};
 use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::{Calls, METHOD_FIRST, SentIds};
 use crate::ledger::index::How;
@@ -66,7 +66,10 @@ pub(crate) struct Event {
 /// What a chunk dispatched.
 #[derive(Default)]
 pub(crate) struct Batch {
-    /// Its events, those that have an id or an answer.
+    /// The first events that just carry on the range that grows: their ids are
+    /// expected, and none is an answer.
+    expected: u64,
+    /// The events behind these that have an id or an answer.
     pub events: Vec<Event>,
     /// An id that can't come back, or not as it was.
     unreturnable: bool,
@@ -81,7 +84,7 @@ impl Batch {
         self.events.iter().filter_map(|event| event.id.as_ref().map(|id| (id, event)))
     }
 
-    /// Appends what came next.
+    /// Appends what came next, of a resumption: there none is expected.
     pub fn append(&mut self, mut next: Batch) {
         self.events.append(&mut next.events);
         self.unreturnable |= next.unreturnable;
@@ -162,6 +165,9 @@ pub struct Recorder {
     reuse_checked: bool,
     /// The newest id or sequence that the index was told.
     noted: Option<u64>,
+    /// The id that carries on the range that grows in the record, and whether
+    /// it has to have data for that.
+    next: Option<(NextId, bool)>,
     saw_event: bool,
     saw_data: bool,
     saw_id: bool,
@@ -237,6 +243,7 @@ impl Recorder {
             reads_answers: false,
             reuse_checked: false,
             noted: None,
+            next: None,
             saw_event: false,
             saw_data: false,
             saw_id: false,
@@ -375,11 +382,21 @@ impl Recorder {
         let is_resumption = matches!(self.carries, Carries::Known(..) | Carries::Unknown);
         let mut saw_event = false;
         let secret = ledger.secret();
-        let (id_limit, ids) = (self.id_limit, &mut self.ids);
+        let (id_limit, ids, next) = (self.id_limit, &mut self.ids, &mut self.next);
         run(&mut self.decoder, &mut |event| {
             saw_event = true;
             let has_data = event.data != Data::Empty;
             batch.data |= has_data;
+            let may_answer = reads_answers && !matches!(event.data, Data::Empty | Data::LeftOut);
+            if let (Some((next, with_data)), IdField::Set(text)) = (next.as_mut(), event.id)
+                && batch.events.is_empty()
+                && *with_data == has_data
+                && !may_answer
+                && next.is(text)
+            {
+                batch.expected = batch.expected.saturating_add(1);
+                return;
+            }
             let id = match event.id {
                 IdField::Unchanged | IdField::Reset => None,
                 IdField::TooLong => {
@@ -391,12 +408,11 @@ impl Recorder {
                 }),
             };
             let mut answers = Vec::new();
-            if reads_answers && has_data {
+            if may_answer {
                 let read = match event.data {
                     Data::Captured(data) => Calls::answered_by(secret, data),
-                    Data::LeftOut => Some(Vec::new()),
                     // It may have been the answer.
-                    Data::Empty | Data::Passed | Data::TooLong => None,
+                    Data::Empty | Data::LeftOut | Data::Passed | Data::TooLong => None,
                 };
                 batch.unreadable |= awaited && read.is_none();
                 answers = read.unwrap_or_default();
@@ -407,12 +423,14 @@ impl Recorder {
         });
         self.saw_event |= saw_event;
         self.saw_data |= batch.data;
-        self.saw_id |= batch.unreturnable || batch.with_ids().next().is_some();
+        self.saw_id |=
+            batch.unreturnable || batch.expected > 0 || batch.with_ids().next().is_some();
         batch
     }
 
     /// Records what was read, before it goes on.
     pub(crate) fn keep<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: Batch) {
+        self.keep_expected(at, batch.expected);
         let before = self.ordinal_of_last();
         let mut keys = Vec::new();
         if batch.with_ids().next().is_some() {
@@ -429,6 +447,7 @@ impl Recorder {
             if is_of_others && let Some(stream) = self.of_others.take() {
                 ledger.disown(at, self.session, stream);
             }
+            self.next = self.expect_next();
         }
         self.answer_calls(&batch, before);
         if batch.data && self.carries == Carries::Unknown && self.lane.is_none() {
@@ -445,6 +464,27 @@ impl Recorder {
         if batch.unreturnable {
             ledger.make_incomplete(at, self.session);
         }
+    }
+
+    /// Takes up so many ids that carry on the range that grows.
+    fn keep_expected<S: Store>(&mut self, at: &mut Access<'_, S>, ids: u64) {
+        let (Some(own), Some((_, with_data)), 1..) = (&mut self.own, &self.next, ids) else {
+            return;
+        };
+        own.grow(ids, at.now_ms);
+        self.changed = true;
+        if *with_data {
+            self.pushed = self.pushed.saturating_add(ids);
+        }
+        at.tally.events_recorded = at.tally.events_recorded.saturating_add(ids);
+    }
+
+    /// The id that carries on the range that grows: on a new stream, which is
+    /// this connection's alone, nothing else has to be seen to then.
+    fn expect_next(&self) -> Option<(NextId, bool)> {
+        let own = self.own.as_ref().filter(|_| self.carries == Carries::NewStream)?;
+        let range = own.growing()?;
+        Some((self.ids.next(range.sequence, range.next)?, range.data))
     }
 
     /// Notes the calls that the batch answers, and where. A client that has

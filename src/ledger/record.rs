@@ -106,6 +106,17 @@ struct Tail {
     run: u8,
 }
 
+/// A range that may grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Growing {
+    /// Its sequence: by the index at the end of the ids.
+    pub sequence: u64,
+    /// The index that it grows by.
+    pub next: u64,
+    /// Whether its events have data.
+    pub data: bool,
+}
+
 /// Where an id stands in a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
@@ -380,6 +391,38 @@ impl Record {
             self.window.push_back(Element { ids: range, data });
         }
         self.evict(ids_per_stream);
+    }
+
+    /// The range that grows here, if all ids so far are of its sequence, each
+    /// higher than the one before: then the next of it is new, and needs no more
+    /// than [`Record::grow`].
+    pub fn growing(&self) -> Option<Growing> {
+        let ([Some(tail), None], Some(newest)) = (self.tails, self.window.back()) else {
+            return None;
+        };
+        match newest.ids {
+            Ids::Range { sequence, last, .. }
+                if self.rising && sequence == tail.sequence && last == tail.highest =>
+            {
+                let next = last.checked_add(1)?;
+                Some(Growing { sequence, next, data: newest.data })
+            }
+            _ => None,
+        }
+    }
+
+    /// Appends the next ids of the range that grows here, as [`Record::push`]
+    /// does it with each.
+    pub fn grow(&mut self, ids: u64, now_ms: u64) {
+        let ([Some(tail), None], Some(Element { ids: Ids::Range { last, .. }, .. })) =
+            (&mut self.tails, self.window.back_mut())
+        else {
+            return;
+        };
+        *last = last.saturating_add(ids);
+        *tail = Tail { last: *last, highest: *last, run: 1, ..*tail };
+        self.count = self.count.saturating_add(ids);
+        self.last_event_ms = now_ms;
     }
 
     fn follow_sequence(&mut self, id: &EventId, data: bool) {
