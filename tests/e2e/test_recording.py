@@ -92,6 +92,27 @@ async def test_interpretation(gateway: Gateway, http: str, name: str) -> None:
         await check(await session.resume(id), NEVER)
 
 
+LINE_ENDS = (b"\n", b"\r", b"\r\n")
+
+
+@pytest.mark.parametrize("filler", [b"x", b"\t", b" \x1f\x7f", "é".encode()])
+async def test_lines_of_every_length(gateway: Gateway, http: str, filler: bytes) -> None:
+    """Long lines are passed in strides: wherever a line ends in one, nothing is missed, and
+    nothing is taken for an end."""
+    session = await Session.initialize(gateway, http)
+    before = gateway.envoy.metric("mcp_resume_guard_events_recorded")
+    events = []
+    for length in range(300):
+        end = LINE_ENDS[length % len(LINE_ENDS)]
+        data = (filler * length)[:length]
+        events.append(b"id: %d-x%sdata: %s%s%s" % (length, end, data + b"-", end, end))
+    await receive(session, sends(b"".join(events)))
+    after = gateway.envoy.metric("mcp_resume_guard_events_recorded")
+    assert after - before == len(events)
+    for length in (236, 255, 256, 299):
+        await check(await session.resume(f"{length}-x"), CONTINUE)
+
+
 async def test_an_empty_id_resets(gateway: Gateway, http: str) -> None:
     """`id:` with nothing takes the cursor back, and is none itself."""
     session = await Session.initialize(gateway, http)
