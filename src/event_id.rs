@@ -6,6 +6,7 @@
 //! plain counters write it, `<n><suffix>` as rmcp does), and whether the text
 //! is *distinctive*, so random that no two sessions share it by chance.
 
+use crate::bytes::equal;
 use crate::fingerprint::{Role, Secret};
 
 /// A place in a numbered sequence.
@@ -116,7 +117,7 @@ impl IdReader {
         let (prefix, digits) = split_trailing_digits(text);
         let index = canonical_index(digits).filter(|_| is_plain(prefix));
         if let (Some(index), Some((sequence, distinctive))) = (index, self.known)
-            && prefix == self.prefix
+            && equal(prefix, &self.prefix)
         {
             return Some(EventId {
                 whole: secret.text(Role::EventId, text),
@@ -156,7 +157,7 @@ pub struct NextId {
 impl NextId {
     /// Whether this is the id. Then the one behind it is expected from now on.
     pub fn is(&mut self, text: &[u8]) -> bool {
-        let is_next = text == self.text;
+        let is_next = equal(text, &self.text);
         if is_next {
             self.count_on();
         }

@@ -30,6 +30,7 @@ mod adapter;
 mod answer;
 pub mod blocks;
 pub mod budget;
+mod bytes;
 mod codec;
 pub mod config;
 pub mod event_id;

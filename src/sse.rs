@@ -8,6 +8,8 @@
 
 use memchr::memchr2;
 
+use crate::bytes::begins;
+
 /// Bytes of one event's data that are kept while data is captured.
 pub const DATA_LIMIT: usize = 64 * 1024;
 
@@ -203,6 +205,18 @@ impl Decoder {
     /// Some bytes of a line, without its end.
     fn line_bytes(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
+        // Most names come in one piece.
+        let named = match bytes {
+            [b'i', b'd', b':', value @ ..] => Some((Field::Id, value)),
+            [b'd', b'a', b't', b'a', b':', value @ ..] => Some((Field::Data, value)),
+            _ => None,
+        };
+        if let Some((field, value)) = named
+            && self.line_is_empty()
+        {
+            self.begin_value(field);
+            rest = value;
+        }
         while self.field == Field::Name {
             let Some((byte, tail)) = rest.split_first() else { return };
             rest = tail;
@@ -257,7 +271,7 @@ impl Decoder {
     fn capture_data(&mut self, bytes: &[u8]) {
         if self.capturing
             && self.data.is_empty()
-            && self.beginnings_left_out.iter().any(|beginning| bytes.starts_with(beginning))
+            && self.beginnings_left_out.iter().any(|beginning| begins(bytes, beginning))
         {
             self.capturing = false;
             self.left_out = true;
