@@ -106,7 +106,7 @@ interop: build $(VENV)/ready ## Try the guard with real clients and servers (ARG
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m tests.interop $(ARGS)
 
-bench: bench-build $(VENV)/ready ## Measure what the guard costs (QUICK=1 for a try; ARGS='--only post_json', see ARGS=--help)
+bench: bench-build $(VENV)/bench-ready ## Measure what the guard costs (QUICK=1 for a try; ARGS='--only post_json', see ARGS=--help)
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m bench $(if $(QUICK),--quick) $(ARGS)
 
@@ -114,7 +114,7 @@ bench-build: build
 	cargo rustc --lib --release --target $(TARGET) --target-dir target -p mcp-resume-guard-noop $(REMAP)
 	cargo build --profile bench-tools --target-dir target -p mcp-resume-guard-bench
 
-fetch: $(VENV)/ready $(VENV)/release-ready $(VENV)/docs-ready .tools/manifests/ready ## Fetch all that the tests need beside crates
+fetch: $(VENV)/ready $(VENV)/bench-ready $(VENV)/release-ready $(VENV)/docs-ready .tools/manifests/ready ## Fetch all that the tests need beside crates
 	$(PY) -m tests.harness envoy >/dev/null
 	$(PY) -m tests.harness.prometheus_server prometheus >/dev/null
 	$(PY) -m tests.interop --install
@@ -160,6 +160,10 @@ $(VENV)/ready: tests/requirements.txt
 	  echo "$(PYTHON) must be Python 3.9 or later with venv (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+	@touch $@
+
+$(VENV)/bench-ready: bench/requirements.txt $(VENV)/ready
+	$(PY) -m pip install --quiet --disable-pip-version-check -r bench/requirements.txt
 	@touch $@
 
 $(VENV)/release-ready: release/requirements.txt $(VENV)/ready

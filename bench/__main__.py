@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.harness.envoy import EnvoyFailed
 
-from . import contention, document, latency, sessions, start
+from . import contention, document, instructions, latency, sessions, start
 from .contestants import Contestant, all_contestants, guard
 from .processes import TOOL, Tools, WrongAnswer
 from .results import Results
@@ -35,6 +35,7 @@ WORKLOADS = (
     "contention",
     "latency",
     "start",
+    "instructions",
 )
 
 
@@ -115,6 +116,8 @@ def _measure(
         results.add_latencies(latency.measure(contestants, tools, rounds, scale))
     if "start" in only:
         results.add_starts(start.measure(contestants, tools, rounds))
+    if "instructions" in only:
+        results.add_instructions(instructions.measure(contestants))
 
 
 def _contestants(names: Sequence[str], modules: list[str]) -> list[Contestant]:

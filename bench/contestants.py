@@ -58,6 +58,11 @@ class Contestant:
         self.configure(config)
         return config
 
+    def configuration(self) -> bytes:
+        """What Envoy hands to its module."""
+        text: str = _plugin(self.config(upstream=1)).get("configuration", {}).get("value", "")
+        return text.encode()
+
 
 def guard(name: str, module: Path) -> Contestant:
     """The guard, of this module."""

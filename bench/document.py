@@ -9,7 +9,8 @@ from tests.harness import project
 
 from . import chart, latency, sessions
 from .contestants import LUA, all_contestants
-from .results import NOOP, OURS, PLAIN, Results
+from .instructions import WORKS
+from .results import FLOOR, NOOP, OURS, PLAIN, Results
 from .rounds import SLICES, Ratio, Series
 from .workloads import COMPARED, Workload
 
@@ -84,6 +85,9 @@ In brackets is the range of the rounds.
 ## Start
 
 {start}
+## Instructions and calls to the host
+
+{instructions}
 ## Do it yourself
 
 ```
@@ -92,6 +96,7 @@ make bench QUICK=1                              # whether it runs; no figures
 make bench ARGS='--only sse_events,resume_ok'   # some workloads
 make bench ARGS='--only post_json --contestants plain,noop,ours --rounds 15'
 make bench ARGS='--module before=old.wasm'      # another build of the guard as a further contestant
+make bench ARGS='--only instructions'           # what is counted, in seconds
 ```
 
 Every run writes `target/bench/report.json`, with the figures of every round; a run of everything
@@ -120,6 +125,7 @@ def write(results: Results, scale: float, minutes: float) -> None:
         contention=_contention(results),
         latency=_latency(results),
         start=_start(results),
+        instructions=_instructions(results),
         minutes=minutes / scale,
     )
     DOCUMENT.write_text(text)
@@ -268,6 +274,23 @@ From the start of the process until Envoy says that it is live, and the resident
 differences to plain Envoy in the same round.
 
 {_table(("", "time", "memory"), rows)}
+"""
+
+
+def _instructions(results: Results) -> str:
+    counts = results.instructions
+    assert counts is not None
+    rows = []
+    for name, of_work in counts.items():
+        instructions = (f"{of_work[one].instructions:,.0f}" for one in (NOOP, FLOOR, OURS))
+        rows.append((WORKS[name].what, *instructions, of_work[OURS].calls_text()))
+    head = ("", f"`{NOOP}`", f"`{FLOOR}`", f"**`{OURS}`**", "calls to the host")
+    return f"""\
+What the module itself does for a unit, counted: its WebAssembly instructions (the fuel of Wasmtime)
+and its calls to the host. Counts are the same in every run, so that a change of a percent shows, which
+CPU time on a machine like this can't tell.
+
+{_table(head, rows)}
 """
 
 

@@ -11,6 +11,7 @@ from tests.harness import project
 
 from . import latency, machine, sessions
 from .contention import Contention
+from .instructions import WORKS, Counts
 from .latency import Latencies
 from .rounds import Ratio, Series
 from .sessions import Growth
@@ -60,6 +61,7 @@ class Results:
     contention: Contention | None = None
     latencies: Latencies | None = None
     starts: Starts | None = None
+    instructions: Counts | None = None
 
     def add_compared(self, workload: Workload, series: Series, share: float) -> None:
         """A workload of `workloads.COMPARED`."""
@@ -137,6 +139,14 @@ class Results:
             what = "over plain, at most"
             self._judge("start", what, value, START_SECONDS, "s", value <= START_SECONDS)
 
+    def add_instructions(self, counts: Counts) -> None:
+        """What the modules do, counted."""
+        self.instructions = counts
+        for name, of_work in counts.items():
+            print(f"\ninstructions, {name}: {WORKS[name].what}")
+            for contestant, count in of_work.items():
+                print(f"  {contestant:22} {count.instructions:10,.0f}   {count.calls_text()}")
+
     def write(self) -> None:
         """Writes report.json."""
         report: dict[str, Any] = {
@@ -155,6 +165,11 @@ class Results:
             report["latency_us"] = asdict(self.latencies)
         if self.starts:
             report["start"] = asdict(self.starts)
+        if self.instructions:
+            report["instructions"] = {
+                work: {name: asdict(count) for name, count in of_work.items()}
+                for work, of_work in self.instructions.items()
+            }
         REPORT.parent.mkdir(parents=True, exist_ok=True)
         REPORT.write_text(json.dumps(report, indent=2) + "\n")
         print(f"\nWrote {REPORT.relative_to(project.ROOT)}")
