@@ -352,3 +352,38 @@ fn an_unplaced_stream_that_was_evicted_was_not_idle() {
     }
     assert_not_refused(&mut gateway, "s", A);
 }
+
+#[test]
+fn a_floor_where_the_distinctive_id_was_an_evicted_streams_too() {
+    let mut gateway =
+        Gateway::new(r#"{"retention":{"events_per_stream":3},"state":{"streams_per_session":2}}"#);
+    gateway.initialize("s");
+    // A broadcast reaches a call's stream, too. Nothing is owed there.
+    let mut own = gateway.call("s", 1);
+    gateway.events(&mut own, &[&go(0)]);
+    gateway.abort(own);
+    let mut other = gateway.call("s", 2);
+    gateway.events(&mut other, &[&go(0), &go(1), &go(2), &go(3), &go(4)]);
+    let mut third = gateway.call("s", 3);
+    gateway.events(&mut third, &["z-1-z"]);
+    assert_not_refused(&mut gateway, "s", &go(0));
+}
+
+#[test]
+fn an_answer_in_a_lane_that_was_lost_before_another_connections() {
+    let mut gateway = Gateway::new(r#"{"state":{"sessions":1}}"#);
+    let mut first = gateway.call("s", 1);
+    gateway.events(&mut first, &["x1", "0"]);
+    let mut again = gateway.resume("s", "x1");
+    gateway.events(&mut again, &["x2"]);
+    // The session is evicted; neither connection knows, and the one writes the
+    // answer where nobody looks for it any more.
+    gateway.initialize("other");
+    gateway.answer(&mut again, "x3", 1);
+    gateway.end(again);
+    gateway.now_ms += 1_100;
+    gateway.events(&mut first, &["x4"]);
+    let mut second = gateway.call("s", 2);
+    gateway.events(&mut second, &["0"]);
+    assert_not_refused(&mut gateway, "s", "0");
+}
