@@ -467,7 +467,7 @@ fn judge_issued(
 ) -> Verdict {
     // Rule 9.
     let is_open = |stream: &&&Stream| history.finished(stream) == Finished::No;
-    if issued.iter().filter(is_open).count() > 1 {
+    if issued.iter().filter(is_open).count() > 1 && !history.may_be_brought_again(cursor) {
         return Verdict::Inconsistent(Fault::AmbiguousCursor);
     }
     // Rule 10. Of several streams the server may take any, and one that isn't

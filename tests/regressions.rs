@@ -387,3 +387,55 @@ fn an_answer_in_a_lane_that_was_lost_before_another_connections() {
     gateway.events(&mut second, &["0"]);
     assert_not_refused(&mut gateway, "s", "0");
 }
+
+#[test]
+fn a_floor_where_the_distinctive_id_was_sent_before_the_session_was_evicted() {
+    let mut gateway =
+        Gateway::new(r#"{"retention":{"events_per_stream":1},"state":{"sessions":1}}"#);
+    // The same broadcast, on a call's stream and on the standalone one, of
+    // which only that knows it still. Nothing is owed on the other.
+    let mut call = gateway.call("s", 1);
+    gateway.events(&mut call, &[A]);
+    gateway.abort(call);
+    gateway.initialize("other");
+    let mut get = gateway.listen("s");
+    gateway.events(&mut get, &[A, B, C]);
+    assert_not_refused(&mut gateway, "s", A);
+}
+
+#[test]
+fn the_same_where_so_many_were_evicted_that_only_a_connection_knows() {
+    let mut gateway =
+        Gateway::new(r#"{"retention":{"events_per_stream":1},"state":{"sessions":1}}"#);
+    let mut call = gateway.call("s", 1);
+    gateway.events(&mut call, &[A]);
+    gateway.abort(call);
+    let mut other = gateway.call("s", 2);
+    gateway.events(&mut other, &[A, B, C]);
+    for n in 0..40 {
+        gateway.initialize(&format!("other-{n}"));
+    }
+    gateway.now_ms += 1_100;
+    gateway.events(&mut other, &[D]);
+    assert_not_refused(&mut gateway, "s", A);
+}
+
+#[test]
+fn a_distinctive_id_that_a_get_brought_again_of_a_stream_that_has_forgotten_it() {
+    // That stream is there still, or is evicted as well.
+    for streams in [3, 2] {
+        let mut gateway = Gateway::new(&format!(
+            r#"{{"state":{{"ids_per_stream":1,"streams_per_session":{streams}}}}}"#
+        ));
+        let mut call = gateway.call("s", 1);
+        gateway.events(&mut call, &[A]);
+        gateway.answer(&mut call, B, 1);
+        gateway.end(call);
+        // That this is the finished call's isn't known any more.
+        let mut get = gateway.listen("s");
+        gateway.events(&mut get, &[A]);
+        let mut other = gateway.call("s", 2);
+        gateway.events(&mut other, &[A]);
+        assert_not_refused(&mut gateway, "s", A);
+    }
+}

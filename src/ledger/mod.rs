@@ -232,9 +232,11 @@ impl Ledger {
                     return (false, None);
                 }
                 // The ledger had forgotten the session and what it was sent.
-                session.complete &= opening
+                let is_another = opening
                     .lost_with
-                    .is_none_or(|known_since| known_since == session.known_since_ms);
+                    .is_some_and(|known_since| known_since != session.known_since_ms);
+                session.complete &= !is_another;
+                session.returned |= is_another;
                 let kind = kind.unwrap_or_else(|| opening.kind());
                 let number = stream.unwrap_or_else(|| session.new_stream());
                 session.own_by(opening.instance.as_ref());

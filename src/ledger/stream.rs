@@ -115,9 +115,12 @@ impl Stream {
     /// Whether it may have issued an id, one that other streams have as well,
     /// that is not known here any more.
     pub fn may_have_had(&self, id: &EventId) -> bool {
-        id.index_key().is_none()
-            && self.find(id).is_none()
-            && self.records.iter().any(|record| record.may_have_evicted(id))
+        id.index_key().is_none() && self.may_have_forgotten(id)
+    }
+
+    /// The same of any id.
+    fn may_have_forgotten(&self, id: &EventId) -> bool {
+        self.find(id).is_none() && self.records.iter().any(|record| record.may_have_evicted(id))
     }
 
     /// Whether the order of all ids is the order of the records.
@@ -206,7 +209,20 @@ impl History {
     /// Whether a cursor that is known may stand on a stream that isn't, too:
     /// then nothing follows from what the known one has behind it.
     pub fn may_be_of_unseen(&self, cursor: &EventId) -> bool {
-        self.may_have_evicted(cursor) || (!self.session.complete && cursor.index_key().is_none())
+        let is_common = cursor.index_key().is_none();
+        self.may_have_evicted(cursor)
+            || self.session.returned
+            || (!self.session.complete && is_common)
+    }
+
+    /// Whether a stream may seem to have issued an id that it brought again: a
+    /// GET brings those of other streams, too, which is known by what these
+    /// have. Common ids don't tell, and are each stream's own.
+    pub fn may_be_brought_again(&self, id: &EventId) -> bool {
+        id.index_key().is_some()
+            && (self.unreadable
+                || self.may_be_of_unseen(id)
+                || self.streams.iter().any(|stream| stream.may_have_forgotten(id)))
     }
 
     /// How many events follow a cursor, where it stands on one stream whose order

@@ -262,6 +262,8 @@ pub struct Session {
     pub evicted_keys: EvictedKeys,
     /// One of them was unplaced: its events may have been any stream's.
     pub unplaced_evicted: bool,
+    /// It was in the table before, and evicted: what it had then isn't known.
+    pub returned: bool,
     /// It was sent ids that others had been sent, more than `kin` can tell.
     pub kin_unbounded: bool,
     /// When the guard got to know it, in milliseconds.
@@ -549,6 +551,7 @@ const ENDED: u8 = 2;
 const STREAMS_EVICTED: u8 = 4;
 const KIN_UNBOUNDED: u8 = 8;
 const UNPLACED_EVICTED: u8 = 16;
+const RETURNED: u8 = 32;
 
 impl Head {
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
@@ -604,6 +607,7 @@ impl Session {
             },
             kin_unbounded: head.has(KIN_UNBOUNDED),
             unplaced_evicted: head.has(UNPLACED_EVICTED),
+            returned: head.has(RETURNED),
             known_since_ms: reader.u64()?,
             last_used_ms: head.last_used_ms,
             next_stream: reader.u32()?,
@@ -665,7 +669,8 @@ impl Session {
             | flag(self.ended, ENDED)
             | flag(self.streams_evicted, STREAMS_EVICTED)
             | flag(self.kin_unbounded, KIN_UNBOUNDED)
-            | flag(self.unplaced_evicted, UNPLACED_EVICTED));
+            | flag(self.unplaced_evicted, UNPLACED_EVICTED)
+            | flag(self.returned, RETURNED));
         w.u64(self.last_used_ms);
         self.evicted_keys.0.iter().for_each(|word| w.u64(*word));
         w.u64(self.known_since_ms);
@@ -806,6 +811,7 @@ impl<'a> Set<'a> {
             streams_evicted: false,
             evicted_keys: EvictedKeys::default(),
             unplaced_evicted: false,
+            returned: was_evicted,
             kin_unbounded: false,
             known_since_ms: now_ms,
             last_used_ms: now_ms,
