@@ -451,10 +451,10 @@ impl Recorder {
         }
         self.answer_calls(&batch, before);
         if batch.data && self.carries == Carries::Unknown && self.lane.is_none() {
-            // Without an id, and perhaps the answer that a stream awaits.
+            // Without an id, and perhaps the answer that a stream awaits: one
+            // that is known, or one that has brought no id yet.
             self.load(ledger, at);
-            let mut streams = self.candidates.iter().flat_map(|history| &history.streams);
-            self.answered |= streams.any(|stream| stream.calls().awaited());
+            self.answered |= self.candidates.is_some();
             self.changed |= self.answered;
         }
         self.write_change(ledger, at);

@@ -439,3 +439,16 @@ fn a_distinctive_id_that_a_get_brought_again_of_a_stream_that_has_forgotten_it()
         assert_not_refused(&mut gateway, "s", A);
     }
 }
+
+#[test]
+fn an_answer_without_an_id_to_a_call_whose_stream_has_brought_none() {
+    let mut gateway = Gateway::new("{}");
+    let mut get = gateway.listen("s");
+    gateway.events(&mut get, &["0"]);
+    let mut call = gateway.call("s", 1);
+    let mut stream = gateway.resume("s", "unknown");
+    gateway.send(&mut stream, "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n");
+    gateway.end(stream);
+    gateway.events(&mut call, &["0"]);
+    assert_not_refused(&mut gateway, "s", "0");
+}
