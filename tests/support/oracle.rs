@@ -108,6 +108,56 @@ impl Stream {
         self.ids.iter().enumerate().find(|(_, id)| id.text == text)
     }
 
+    /// Whether an event brings the answer to one of its calls.
+    fn answers_own(&self, answers: Answers) -> bool {
+        matches!((answers, &self.calls), (Answers::Call(call), Some(calls)) if calls.contains(&call))
+    }
+
+    /// A connection writes something down for it. What others brought since the
+    /// connection's resumption arrived may stand before or behind that.
+    fn is_written_by(&mut self, connection: &mut Connection) {
+        let known_then = connection.known_then.take();
+        self.order_uncertain |= known_then.is_some_and(|known| known != self.ids.len());
+    }
+
+    /// How many ids with data stand behind an id, or behind none.
+    fn data_behind(&self, text: &str) -> Option<usize> {
+        let (at, _) = self.find(text)?;
+        Some(self.ids[at + 1..].iter().filter(|id| id.data).count())
+    }
+
+    /// A GET brings an id with data again. What isn't the next one, or stands on
+    /// another stream, shows that the server may have its events in another
+    /// order than that in which they were seen: then the guard claims no floor
+    /// any more. It needn't, where it knows what has to come, and doesn't where
+    /// the ids of a sequence tell the order themselves.
+    fn comes_again(&mut self, connection: &mut Connection, text: &str) {
+        let cursor = connection.cursor.as_deref();
+        let all = self.ids.iter().filter(|id| id.data).count();
+        let behind = self.data_behind(text).unwrap_or(0);
+        let from = cursor.map_or(all, |cursor| self.data_behind(cursor).unwrap_or(0));
+        let is_next = match connection.behind_again {
+            None if cursor == Some(text) => true,
+            again => again.unwrap_or(from).checked_sub(1) == Some(behind),
+        };
+        // What stands before a cursor without data isn't certain even there.
+        let is_primed = cursor.and_then(|cursor| self.find(cursor)).is_some_and(|(_, id)| !id.data);
+        self.order_uncertain |= !is_next && (is_primed || !self.rises());
+        connection.behind_again = Some(behind);
+    }
+
+    /// Whether all its ids are of one sequence, each higher than the one before.
+    fn rises(&self) -> bool {
+        let places: Vec<_> = self.ids.iter().map(|id| places(&id.text)).collect();
+        let rises_in = |reading: usize| {
+            places.windows(2).all(|pair| match (pair[0][reading], pair[1][reading]) {
+                (Some((one, index)), Some((other, next))) => one == other && index < next,
+                _ => false,
+            })
+        };
+        places.len() > 1 && (rises_in(0) || rises_in(1))
+    }
+
     fn is_below_floor(&self, rules: &Rules, now_ms: u64, seen: Seen<'_>, text: &str) -> Certainty {
         let Some((at, _)) = self.find(text) else { return Certainty::No };
         let owed = self.ids[at + 1..].iter().filter(|id| id.data).count() as u64;
@@ -157,6 +207,10 @@ pub struct Session {
     /// that another stream is known to have, and its own isn't yet. Whether it
     /// knows of answers is left open from then on.
     guessed: bool,
+    /// A resumption from a cursor of several streams brought a common id that not
+    /// all of them have: which one has it isn't certain. The guard takes the
+    /// history for incomplete then, from some moment on.
+    doubted: bool,
     /// A resumption of which the stream isn't known brought data without an
     /// id, which may have been an answer. Whether the guard takes notice is
     /// left open, as long as it doesn't refuse what is finished.
@@ -213,6 +267,11 @@ enum How {
 struct Sending {
     session: String,
     how: How,
+    /// How many connections there had been.
+    after: usize,
+    /// By a connection whose stream is any of several, one of which may be one
+    /// that isn't known.
+    guessed: bool,
 }
 
 /// What a connection carries.
@@ -235,11 +294,24 @@ pub struct Connection {
     carries: Carries,
     /// It begins a stream, or is a GET without a cursor.
     live: bool,
+    /// It is the answer to a POST.
+    starts_stream: bool,
     /// It is a GET that knew what it carries when it began.
     is_placed_get: bool,
     /// Where it stood when its first event came: how many ids each stream of
     /// the session had.
     lengths: Option<Vec<usize>>,
+    /// The cursor that it resumes from, if it is known.
+    cursor: Option<String>,
+    /// The streams that have it, where those are several.
+    several: Vec<usize>,
+    /// The ids of its stream when the resumption arrived, until it writes
+    /// something down.
+    known_then: Option<usize>,
+    /// The ids with data behind the last one that came again.
+    behind_again: Option<usize>,
+    /// It brought ids of other streams again before its own was there.
+    disorder: bool,
     /// What is owed to it, and hasn't come.
     owed: BTreeSet<String>,
     /// What it was the first to send, with data.
@@ -392,11 +464,17 @@ impl Twin {
         let is_new = matches!(carries, Carries::NewStream(_));
         Connection {
             live: is_new || matches!(carries, Carries::Standalone),
+            starts_stream: is_new,
             is_placed_get: !is_new && !matches!(carries, Carries::Unknown(_)),
             number: self.connections,
             session: session.to_owned(),
             carries,
             lengths: None,
+            cursor: None,
+            several: Vec::new(),
+            known_then: None,
+            behind_again: None,
+            disorder: false,
             owed: BTreeSet::new(),
             pushed: BTreeSet::new(),
             saw_data: false,
@@ -428,6 +506,7 @@ impl Twin {
             .filter(|(_, stream)| stream.find(trimmed(cursor)).is_some())
             .map(|(at, _)| at)
             .collect();
+        let several = with_cursor.clone();
         let carries = match with_cursor[..] {
             // The cursor says nothing of another session's streams, nor of
             // those of a session that has ended.
@@ -446,19 +525,25 @@ impl Twin {
             .sessions
             .get(asked)
             .is_some_and(|session| self.stands_on_two_open_streams(session, trimmed(cursor)));
-        let owed = match carries {
+        let (owed, known_then) = match carries {
             Carries::Stream(at) | Carries::Perhaps(at) => {
                 let (place, _) = streams[at].find(trimmed(cursor)).unwrap();
                 let later = streams[at].ids[place + 1..].iter();
-                later.filter(|id| id.data).map(|id| id.text.clone()).collect()
+                let owed = later.filter(|id| id.data).map(|id| id.text.clone()).collect();
+                (owed, Some(streams[at].ids.len()))
             }
-            _ => BTreeSet::new(),
+            _ => (BTreeSet::new(), None),
         };
         if let Some(session) = self.sessions.get_mut(asked) {
             session.guessed |= guessed;
         }
         let mut connection = self.connect(answered, carries);
+        connection.cursor = known_then.map(|_| trimmed(cursor).to_owned());
         connection.owed = owed;
+        connection.known_then = known_then;
+        if matches!(connection.carries, Carries::Perhaps(_)) {
+            connection.several = several;
+        }
         connection
     }
 
@@ -489,6 +574,7 @@ impl Twin {
             connection.lengths.get_or_insert_with(lengths);
         }
         connection.saw_data |= data;
+        let is_known = self.sessions.contains_key(&connection.session);
         if matches!(connection.carries, Carries::Unknown(None))
             && recorded.is_none()
             && data
@@ -497,7 +583,7 @@ impl Twin {
             session.silent = true;
         }
         if let Some(text) = recorded {
-            self.issue(connection, text, data, place);
+            self.issue(connection, text, (data, answers), place);
         }
         if text
             .is_some_and(|text| !comes_back_unchanged(text.as_bytes(), self.rules.event_id_bytes))
@@ -506,8 +592,11 @@ impl Twin {
         }
         if let Answers::Call(call) | Answers::Unreadably(call) = answers {
             // What comes under another session's name (a GET that was renamed)
-            // is not looked for on the streams of the old one.
-            if self.asked_on.get(&call) == Some(&connection.session) {
+            // is not looked for on the streams of the old one. Nor is anything
+            // kept of a session before it has an id: there no client can have a
+            // cursor of the stream that awaits this.
+            let is_seen = is_known || !matches!(connection.carries, Carries::Unknown(None));
+            if self.asked_on.get(&call) == Some(&connection.session) && is_seen {
                 self.answered.insert(call);
             }
             if matches!(answers, Answers::Unreadably(_)) {
@@ -517,6 +606,7 @@ impl Twin {
             if let Carries::Stream(at) | Carries::Perhaps(at) = connection.carries
                 && let Some(session) = self.sessions.get_mut(&connection.session)
             {
+                session.streams[at].is_written_by(connection);
                 session.streams[at].writers.push(connection.number);
             }
         }
@@ -544,7 +634,7 @@ impl Twin {
         &mut self,
         connection: &mut Connection,
         text: &str,
-        data: bool,
+        (data, answers): (bool, Answers),
         place: (usize, usize),
     ) {
         let (now_ms, open) = (self.now_ms, &self.open);
@@ -577,7 +667,10 @@ impl Twin {
                 let standalone = |stream: &Stream| stream.kind == Kind::Standalone;
                 match session.streams.iter().position(standalone) {
                     Some(at) => at,
-                    None if is_elsewhere(session, None, text, had) => return,
+                    None if is_elsewhere(session, None, text, had) => {
+                        connection.disorder |= data;
+                        return;
+                    }
                     None => {
                         session.streams.push(new_stream(Kind::Standalone, None));
                         session.streams.len() - 1
@@ -628,9 +721,21 @@ impl Twin {
             }
         };
         let elsewhere = connection.is_placed_get && is_elsewhere(session, Some(at), text, had);
+        let everybodys = || {
+            let streams = &session.streams;
+            let mut others = connection.several.iter().filter(|other| **other != at);
+            streams[at].find(text).is_some() && others.all(|other| had(*other, &streams[*other]))
+        };
+        session.doubted |= connection.several.len() > 1 && !is_distinctive(text) && !everybodys();
         let stream = &mut session.streams[at];
         connection.owed.remove(text);
+        // The answer to a call of the stream is the stream's, whatever other
+        // one has brought it.
+        let elsewhere = elsewhere && !stream.answers_own(answers);
         if elsewhere || stream.find(text).is_some() {
+            if data && !connection.starts_stream {
+                stream.comes_again(connection, text);
+            }
             // After new ones: then those weren't new, perhaps.
             stream.order_uncertain |=
                 !connection.pushed.is_empty() && !connection.pushed.contains(text);
@@ -641,6 +746,8 @@ impl Twin {
         let others_since = stream.writers.contains(&connection.number)
             && stream.writers.last() != Some(&connection.number);
         stream.order_uncertain |= !placed || others_open || others_since;
+        stream.is_written_by(connection);
+        stream.order_uncertain |= connection.disorder;
         if data {
             stream.order_uncertain |= !connection.owed.is_empty();
             connection.pushed.insert(text.to_owned());
@@ -657,19 +764,35 @@ impl Twin {
         let key = id_of(text).and_then(|id| id.index_key());
         let name = connection.session.clone();
         if let Some(key) = key {
-            self.note(&name, key, how);
+            self.note(&name, key, how, connection);
         }
     }
 
-    fn note(&mut self, name: &str, key: u64, how: How) {
+    fn note(&mut self, name: &str, key: u64, how: How, connection: &Connection) {
         let before = self.sendings.entry(key).or_default();
         let first = before.first().map(|first| first.session.clone());
         let others: BTreeSet<String> =
             before.iter().map(|s| s.session.clone()).filter(|s| s != name).collect();
         let live_before = before.iter().any(|s| s.session == name && s.how == How::Live);
-        before.push(Sending { session: name.to_owned(), how });
+        // What others were sent only after a resumption began is no replay of
+        // theirs.
+        let is_later =
+            before.first().is_some_and(|f| f.session != name && f.after >= connection.number);
+        let how = if is_later { How::Live } else { how };
+        before.push(Sending {
+            session: name.to_owned(),
+            how,
+            after: self.connections,
+            guessed: !connection.several.is_empty(),
+        });
         if how != How::Live || first.is_none_or(|first| first == name) || others.is_empty() {
             return;
+        }
+        // Each of the two may be forgotten, so both remember the other.
+        for other in &others {
+            let session = self.sessions.entry(other.clone()).or_default();
+            session.kin.insert(name.to_owned());
+            session.perhaps_everybodys |= session.kin.len() > MANY_KIN;
         }
         let session = self.sessions.entry(name.to_owned()).or_default();
         session.perhaps_everybodys |= others.len() > 1 || live_before;
@@ -713,6 +836,7 @@ impl Twin {
             match own.map_or(Certainty::No, |own| self.kin(own, owner)) {
                 _ if !is_proof => Certainty::No,
                 Certainty::Yes => Certainty::No,
+                _ if sendings[0].guessed => Certainty::Perhaps,
                 Certainty::Perhaps => Certainty::Perhaps,
                 Certainty::No => Certainty::Yes,
             }
@@ -744,8 +868,12 @@ impl Twin {
     fn ambiguous(&self, session: &Session, cursor: &str) -> Certainty {
         let seen = self.seen(session);
         // An answer may have come on a stream that isn't known.
-        if seen.unplaced_ms.is_some() || !self.stands_on_two_open_streams(session, cursor) {
+        if !self.stands_on_two_open_streams(session, cursor) {
             return Certainty::No;
+        }
+        // After a wrong guess the guard may know of what the twin doesn't.
+        if seen.unplaced_ms.is_some() {
+            return if session.guessed { Certainty::Perhaps } else { Certainty::No };
         }
         let open = session.streams.iter().filter(|s| s.finished(&self.answered) == Finished::No);
         let certain = open
@@ -762,7 +890,7 @@ impl Twin {
             return Certainty::No;
         }
         let seen = self.seen(session);
-        let may_be_of_another = !session.complete && !is_distinctive(cursor);
+        let may_be_of_another = (!session.complete || session.doubted) && !is_distinctive(cursor);
         let with_cursor = session.streams.iter().filter(|s| s.find(cursor).is_some());
         let below = with_cursor.map(|stream| {
             match stream.is_below_floor(&self.rules, self.now_ms, seen, cursor) {
@@ -893,6 +1021,9 @@ impl Twin {
         if !session.complete || !self.rules.exclusive {
             verdicts.push("unverified;history_incomplete");
             return verdicts;
+        }
+        if session.doubted {
+            verdicts.push("unverified;history_incomplete");
         }
         // Rules 15 and 16; nothing was evicted here.
         let ahead = Twin::ahead_of_head(session, cursor);
