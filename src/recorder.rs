@@ -701,20 +701,26 @@ impl Recorder {
 
     /// A resumption whose cursor wasn't known carries on the stream of the
     /// first id that is. What came between the two isn't known, so nothing is
-    /// said of the order any more.
+    /// said of the order any more. Where that first id may be of several, later
+    /// ones don't tell either: that one stream alone has an id may be because
+    /// the right one hasn't come so far.
     fn join<S: Store>(&mut self, ledger: &Ledger, at: &mut Access<'_, S>, batch: &Batch) {
         let Some(history) = &self.candidates else { return };
         let joined = batch.with_ids().find_map(|(id, _)| {
+            if history.may_be_of_several(id) {
+                return Some(None);
+            }
             let mut with_id = history
                 .streams
                 .iter()
                 .filter(|stream| stream.kind != StreamKind::Unplaced && stream.find(id).is_some());
             let only = with_id.next()?;
             let may_be_anothers = with_id.next().is_some() || history.may_have_evicted(id);
-            (!may_be_anothers).then(|| only.clone())
+            (!may_be_anothers).then(|| Some(only.clone()))
         });
-        let Some(stream) = joined else { return };
+        let Some(joined) = joined else { return };
         self.candidates = None;
+        let Some(stream) = joined else { return };
         self.carries = Carries::Known(stream.number, stream.kind);
         self.unordered = true;
         if self.lane.is_some() {
@@ -823,6 +829,8 @@ impl Recorder {
             Some(record) => record.taken_over_by(self.nonce),
             None => Record::new(self.nonce, count_before),
         });
+        // A lane without a record can't be read, even if nothing comes of it.
+        self.changed = true;
         Some(Held::Anew)
     }
 

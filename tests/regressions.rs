@@ -1,5 +1,6 @@
-//! Honest cursors that were once called inconsistent: the shortest sequences
-//! that a comparison with a naive twin has found.
+//! Honest cursors that were once called inconsistent, and one that the guard was
+//! too unsure of: the shortest sequences that a comparison with a naive twin has
+//! found.
 
 mod support;
 
@@ -451,4 +452,40 @@ fn an_answer_without_an_id_to_a_call_whose_stream_has_brought_none() {
     gateway.end(stream);
     gateway.events(&mut call, &["0"]);
     assert_not_refused(&mut gateway, "s", "0");
+}
+
+#[test]
+fn an_id_of_two_streams_comes_before_one_that_only_the_wrong_one_has() {
+    for before in [["0", "1"], ["9", "0"]] {
+        let mut gateway = Gateway::new("{}");
+        let mut done = gateway.call("s", 1);
+        gateway.events(&mut done, &["0", "1", "2"]);
+        gateway.answer(&mut done, "3", 1);
+        gateway.end(done);
+        let mut call = gateway.call("s", 2);
+        gateway.events(&mut call, &["0", "1"]);
+        // The open call's stream is resumed, from nowhere that is known.
+        let mut stream = gateway.resume("s", "unknown");
+        gateway.events(&mut stream, &before);
+        gateway.answer(&mut stream, "3", 2);
+        gateway.end(stream);
+        let mut get = gateway.listen("s");
+        gateway.events(&mut get, &["0"]);
+        assert_not_refused(&mut gateway, "s", "0");
+    }
+}
+
+#[test]
+fn a_connection_that_opened_a_lane_for_what_another_had_brought_meanwhile() {
+    let mut gateway = Gateway::new("{}");
+    let mut call = gateway.call("s", 1);
+    gateway.events(&mut call, &["0"]);
+    let mut again = gateway.resume("s", "0");
+    gateway.events(&mut again, &["0"]);
+    gateway.events(&mut call, &["1"]);
+    gateway.events(&mut again, &["1"]);
+    let mut get = gateway.listen("s");
+    gateway.events(&mut get, &["0"]);
+    let verdict = gateway.verdict("s", "0");
+    assert!(verdict.starts_with("inconsistent;reason=ambiguous_cursor"), "{verdict}");
 }

@@ -215,6 +215,14 @@ impl History {
             || (!self.session.complete && is_common)
     }
 
+    /// Whether a common id may be of several streams, known or not.
+    pub fn may_be_of_several(&self, id: &EventId) -> bool {
+        let placed = self.streams.iter().filter(|stream| stream.kind != StreamKind::Unplaced);
+        let with_it = placed.filter(|stream| stream.has(id) || stream.may_have_had(id)).count();
+        let may_be_of_unseen = self.unreadable || self.session.evicted_keys.may_have(id);
+        id.index_key().is_none() && with_it.saturating_add(usize::from(may_be_of_unseen)) > 1
+    }
+
     /// Whether a stream may seem to have issued an id that it brought again: a
     /// GET brings those of other streams, too, which is known by what these
     /// have. Common ids don't tell, and are each stream's own.
