@@ -930,7 +930,7 @@ impl World {
             };
             let is_cursor =
                 |event: &&Event| event.id.as_deref().map(str::trim) == Some(cursor.trim());
-            if self.twin.answers_may_be_unseen(SESSIONS[session]) {
+            if self.twin.answers_may_be_unseen(SESSIONS[session]) || !self.twin.is_answered(call) {
                 continue;
             }
             let answered = log.iter().find(is_answer).map(|event| event.rank);

@@ -47,6 +47,8 @@ pub struct Issued {
     issued_ms: u64,
     /// Sent by a connection of which it is certain what it carries.
     placed: bool,
+    /// The guard may have it of another stream only.
+    perhaps_elsewhere: bool,
 }
 
 #[derive(Debug)]
@@ -207,6 +209,9 @@ pub struct Session {
     /// that another stream is known to have, and its own isn't yet. Whether it
     /// knows of answers is left open from then on.
     guessed: bool,
+    /// A GET has brought ids of other streams again before the standalone stream
+    /// had any of its own: see [`Stream::comes_again`].
+    disordered: bool,
     /// A resumption from a cursor of several streams brought a common id that not
     /// all of them have: which one has it isn't certain. The guard takes the
     /// history for incomplete then, from some moment on.
@@ -222,8 +227,13 @@ impl Session {
         self.streams.iter().any(|stream| stream.find(text).is_some())
     }
 
-    fn has_placed(&self, text: &str) -> bool {
-        self.streams.iter().any(|s| s.kind != Kind::Unplaced && s.find(text).is_some())
+    /// Whether a stream has it of which it is known which one it is.
+    fn has_placed(&self, text: &str) -> Certainty {
+        let placed = self.streams.iter().filter(|stream| stream.kind != Kind::Unplaced);
+        let found = placed
+            .filter_map(|stream| stream.find(text))
+            .map(|(_, id)| if id.perhaps_elsewhere { Certainty::Perhaps } else { Certainty::Yes });
+        found.max().unwrap_or(Certainty::No)
     }
 
     /// Whether a cursor is below the floor by the server's order, whatever
@@ -303,6 +313,9 @@ pub struct Connection {
     lengths: Option<Vec<usize>>,
     /// The cursor that it resumes from, if it is known.
     cursor: Option<String>,
+    /// It has brought a common id that several streams have, before it was known
+    /// which one this is.
+    unplaceable: bool,
     /// The streams that have it, where those are several.
     several: Vec<usize>,
     /// The ids of its stream when the resumption arrived, until it writes
@@ -310,8 +323,6 @@ pub struct Connection {
     known_then: Option<usize>,
     /// The ids with data behind the last one that came again.
     behind_again: Option<usize>,
-    /// It brought ids of other streams again before its own was there.
-    disorder: bool,
     /// What is owed to it, and hasn't come.
     owed: BTreeSet<String>,
     /// What it was the first to send, with data.
@@ -409,6 +420,11 @@ impl Twin {
         })
     }
 
+    /// Whether the answer to a call has passed where the guard may know of it.
+    pub fn is_answered(&self, call: u32) -> bool {
+        self.answered.contains(&call)
+    }
+
     /// All that was issued on a session, in no particular order.
     pub fn issued(&self, session: &str) -> Vec<String> {
         let streams = self.sessions.get(session).map(|s| s.streams.iter()).into_iter().flatten();
@@ -471,10 +487,10 @@ impl Twin {
             carries,
             lengths: None,
             cursor: None,
+            unplaceable: false,
             several: Vec::new(),
             known_then: None,
             behind_again: None,
-            disorder: false,
             owed: BTreeSet::new(),
             pushed: BTreeSet::new(),
             saw_data: false,
@@ -668,11 +684,13 @@ impl Twin {
                 match session.streams.iter().position(standalone) {
                     Some(at) => at,
                     None if is_elsewhere(session, None, text, had) => {
-                        connection.disorder |= data;
+                        session.disordered |= data;
                         return;
                     }
                     None => {
+                        let disordered = session.disordered;
                         session.streams.push(new_stream(Kind::Standalone, None));
+                        session.streams.last_mut().unwrap().order_uncertain |= disordered;
                         session.streams.len() - 1
                     }
                 }
@@ -689,7 +707,11 @@ impl Twin {
                     .iter()
                     .enumerate()
                     .filter(|(at, s)| s.kind != Kind::Unplaced && had(*at, s));
-                let joined = known.next().filter(|_| known.next().is_none()).map(|(at, _)| at);
+                let (first, another) = (known.next(), known.next());
+                // The first known id has to tell.
+                connection.unplaceable |= another.is_some() && !is_distinctive(text);
+                let is_only = another.is_none() && !connection.unplaceable;
+                let joined = first.filter(|_| is_only).map(|(at, _)| at);
                 match (joined, *own) {
                     (Some(at), own) => {
                         connection.carries = Carries::Perhaps(at);
@@ -731,7 +753,11 @@ impl Twin {
         connection.owed.remove(text);
         // The answer to a call of the stream is the stream's, whatever other
         // one has brought it.
-        let elsewhere = elsewhere && !stream.answers_own(answers);
+        // Unless the guard doesn't know the calls.
+        let is_answer = elsewhere && stream.answers_own(answers);
+        let perhaps_elsewhere =
+            (is_answer && stream.calls_doubtful) || !connection.several.is_empty();
+        let elsewhere = elsewhere && !is_answer;
         if elsewhere || stream.find(text).is_some() {
             if data && !connection.starts_stream {
                 stream.comes_again(connection, text);
@@ -747,14 +773,20 @@ impl Twin {
             && stream.writers.last() != Some(&connection.number);
         stream.order_uncertain |= !placed || others_open || others_since;
         stream.is_written_by(connection);
-        stream.order_uncertain |= connection.disorder;
         if data {
             stream.order_uncertain |= !connection.owed.is_empty();
             connection.pushed.insert(text.to_owned());
         }
         stream.writers.push(connection.number);
         stream.last_issued_ms = now_ms;
-        stream.ids.push(Issued { text: text.to_owned(), data, place, issued_ms: now_ms, placed });
+        stream.ids.push(Issued {
+            text: text.to_owned(),
+            data,
+            place,
+            issued_ms: now_ms,
+            placed: placed && !perhaps_elsewhere,
+            perhaps_elsewhere,
+        });
         let is_unknown = matches!(connection.carries, Carries::Unknown(_));
         let how = match (connection.live, is_unknown || stream.kind == Kind::Unplaced) {
             (true, _) => How::Live,
@@ -831,14 +863,17 @@ impl Twin {
             // Nobody else was sent it or its like, whatever way.
             let is_proof = sendings[0].how != How::Unplaced
                 && sendings.iter().all(|s| s.session == *owner)
-                && own != Some(owner)
-                && (key == id.whole || self.sessions[owner].has_placed(cursor));
+                && own != Some(owner);
+            let has_it = match key == id.whole {
+                true => Certainty::Yes,
+                false => self.sessions[owner].has_placed(cursor),
+            };
             match own.map_or(Certainty::No, |own| self.kin(own, owner)) {
                 _ if !is_proof => Certainty::No,
                 Certainty::Yes => Certainty::No,
-                _ if sendings[0].guessed => Certainty::Perhaps,
-                Certainty::Perhaps => Certainty::Perhaps,
-                Certainty::No => Certainty::Yes,
+                Certainty::Perhaps => has_it.min(Certainty::Perhaps),
+                Certainty::No if sendings[0].guessed => has_it.min(Certainty::Perhaps),
+                Certainty::No => has_it,
             }
         });
         proofs.max().unwrap_or(Certainty::No)
