@@ -453,8 +453,7 @@ impl Recorder {
         if batch.data && self.carries == Carries::Unknown && self.lane.is_none() {
             // Without an id, and perhaps the answer that a stream awaits: one
             // that is known, or one that has brought no id yet.
-            self.load(ledger, at);
-            self.answered |= self.candidates.is_some();
+            self.answered |= ledger.session(at, self.session).is_some();
             self.changed |= self.answered;
         }
         self.write_change(ledger, at);

@@ -476,6 +476,25 @@ fn an_id_of_two_streams_comes_before_one_that_only_the_wrong_one_has() {
 }
 
 #[test]
+fn a_stream_that_got_its_id_after_an_event_without_one_elsewhere() {
+    let mut gateway = Gateway::new("{}");
+    let mut done = gateway.call("s", 1);
+    gateway.answer(&mut done, "3", 1);
+    gateway.end(done);
+    let mut stream = gateway.resume("s", "unknown");
+    gateway.send(&mut stream, "data: {}\n\n");
+    // The open call's stream is the one that is resumed.
+    let mut call = gateway.call("s", 2);
+    gateway.events(&mut call, &["0", "3"]);
+    gateway.events(&mut stream, &["3"]);
+    gateway.answer(&mut stream, "4", 2);
+    gateway.end(stream);
+    let mut get = gateway.listen("s");
+    gateway.events(&mut get, &["0"]);
+    assert_not_refused(&mut gateway, "s", "0");
+}
+
+#[test]
 fn a_connection_that_opened_a_lane_for_what_another_had_brought_meanwhile() {
     let mut gateway = Gateway::new("{}");
     let mut call = gateway.call("s", 1);
