@@ -718,8 +718,12 @@ impl Recorder {
             (!may_be_anothers).then(|| Some(only.clone()))
         });
         let Some(joined) = joined else { return };
-        self.candidates = None;
+        let history = self.candidates.take();
         let Some(stream) = joined else { return };
+        let others = history.into_iter().flat_map(|history| history.streams);
+        let others = others
+            .filter(|other| other.kind != StreamKind::Unplaced && other.number != stream.number);
+        self.elsewhere = others.flat_map(|other| other.records).collect();
         self.carries = Carries::Known(stream.number, stream.kind);
         self.unordered = true;
         if self.lane.is_some() {

@@ -495,6 +495,19 @@ fn a_stream_that_got_its_id_after_an_event_without_one_elsewhere() {
 }
 
 #[test]
+fn a_distinctive_id_of_another_stream_behind_one_that_tells_whose_it_is() {
+    let mut gateway = Gateway::new("{}");
+    let mut get = gateway.listen("s");
+    gateway.events(&mut get, &[A]);
+    let mut call = gateway.call("s", 1);
+    gateway.events(&mut call, &[B]);
+    // All that the session was sent is replayed, from nowhere that is known.
+    let mut stream = gateway.resume("s", C);
+    gateway.events(&mut stream, &[A, B]);
+    assert_not_refused(&mut gateway, "s", B);
+}
+
+#[test]
 fn a_connection_that_opened_a_lane_for_what_another_had_brought_meanwhile() {
     let mut gateway = Gateway::new("{}");
     let mut call = gateway.call("s", 1);
