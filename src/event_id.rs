@@ -138,11 +138,12 @@ impl IdReader {
     /// The id with this index, if that is of the sequence whose text is known,
     /// and every client sends such an id back as it got it.
     pub fn next(&self, sequence: u64, index: u64) -> Option<NextId> {
-        let prefix_len = self.prefix.len();
-        let is_known = self.known.is_some_and(|(known, _)| known == sequence);
+        let (known, _) = self.known?;
+        if known != sequence || !is_visible(&self.prefix) {
+            return None;
+        }
         let text = [&self.prefix, index.to_string().as_bytes()].concat();
-        let expected = is_known && comes_back_unchanged(&text, text.len());
-        expected.then_some(NextId { text, prefix_len, index })
+        Some(NextId { text, prefix_len: self.prefix.len(), index })
     }
 }
 
@@ -182,9 +183,12 @@ impl NextId {
     }
 }
 
-/// Whether an index behind this is set off, and the only one that is: no other
-/// stands before it, and it is no part of a UUID.
+/// Whether an index behind this is alone, or set off and the only one that is:
+/// no other stands before it, and it is no part of a UUID.
 fn is_plain(prefix: &[u8]) -> bool {
+    if prefix.is_empty() {
+        return true;
+    }
     let is_set_off = |byte: &u8| !byte.is_ascii_alphanumeric();
     let first = prefix.iter().find(|byte| !byte.is_ascii_digit());
     prefix.last().is_some_and(|last| is_set_off(last) && *last != b'-')
@@ -212,7 +216,11 @@ pub fn trim(text: &[u8]) -> &[u8] {
 /// Whether every client sends this id back as it got it: visible ASCII, and
 /// no longer than the limit.
 pub fn comes_back_unchanged(text: &[u8], limit: usize) -> bool {
-    text.len() <= limit && text.iter().all(|byte| matches!(byte, 0x21..=0x7e))
+    text.len() <= limit && is_visible(text)
+}
+
+fn is_visible(text: &[u8]) -> bool {
+    text.iter().all(|byte| matches!(byte, 0x21..=0x7e))
 }
 
 fn split_trailing_digits(text: &[u8]) -> (&[u8], &[u8]) {

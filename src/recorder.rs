@@ -86,6 +86,7 @@ impl Batch {
 
     /// Appends what came next, of a resumption: there none is expected.
     pub fn append(&mut self, mut next: Batch) {
+        debug_assert_eq!(next.expected, 0);
         self.events.append(&mut next.events);
         self.unreturnable |= next.unreturnable;
         self.unreadable |= next.unreadable;
@@ -165,12 +166,18 @@ pub struct Recorder {
     reuse_checked: bool,
     /// The newest id or sequence that the index was told.
     noted: Option<u64>,
-    /// The id that carries on the range that grows in the record, and whether
-    /// it has to have data for that.
-    next: Option<(NextId, bool)>,
+    /// What carries on the range that grows in the record.
+    expected: Option<Expected>,
     saw_event: bool,
     saw_data: bool,
     saw_id: bool,
+}
+
+/// The event that carries on a range.
+struct Expected {
+    id: NextId,
+    /// Whether it has data.
+    data: bool,
 }
 
 /// How a lane is this connection's own.
@@ -243,7 +250,7 @@ impl Recorder {
             reads_answers: false,
             reuse_checked: false,
             noted: None,
-            next: None,
+            expected: None,
             saw_event: false,
             saw_data: false,
             saw_id: false,
@@ -334,7 +341,8 @@ impl Recorder {
         self.keep(ledger, at, batch);
     }
 
-    /// Reads what these bytes dispatch, and keeps nothing of it yet.
+    /// Reads what these bytes dispatch, and keeps nothing of it yet. What was
+    /// expected of it counts as kept: the batch has to be.
     pub(crate) fn read<S: Store>(
         &mut self,
         ledger: &Ledger,
@@ -344,6 +352,10 @@ impl Recorder {
         if matches!(self.carries, Carries::Known(..)) {
             // It answers the calls of the stream that it carries on.
             self.load(ledger, at);
+        }
+        if self.lane.is_none() {
+            // The next id has to open it.
+            self.expected = None;
         }
         self.decode(ledger, |decoder, sink| decoder.feed(bytes, sink))
     }
@@ -382,17 +394,17 @@ impl Recorder {
         let is_resumption = matches!(self.carries, Carries::Known(..) | Carries::Unknown);
         let mut saw_event = false;
         let secret = ledger.secret();
-        let (id_limit, ids, next) = (self.id_limit, &mut self.ids, &mut self.next);
+        let (id_limit, ids, expected) = (self.id_limit, &mut self.ids, &mut self.expected);
         run(&mut self.decoder, &mut |event| {
             saw_event = true;
             let has_data = event.data != Data::Empty;
             batch.data |= has_data;
             let may_answer = reads_answers && !matches!(event.data, Data::Empty | Data::LeftOut);
-            if let (Some((next, with_data)), IdField::Set(text)) = (next.as_mut(), event.id)
+            if let (Some(expected), IdField::Set(text)) = (expected.as_mut(), event.id)
                 && batch.events.is_empty()
-                && *with_data == has_data
+                && expected.data == has_data
                 && !may_answer
-                && next.is(text)
+                && expected.id.is(text)
             {
                 batch.expected = batch.expected.saturating_add(1);
                 return;
@@ -412,7 +424,7 @@ impl Recorder {
                 let read = match event.data {
                     Data::Captured(data) => Calls::answered_by(secret, data),
                     // It may have been the answer.
-                    Data::Empty | Data::LeftOut | Data::Passed | Data::TooLong => None,
+                    _ => None,
                 };
                 batch.unreadable |= awaited && read.is_none();
                 answers = read.unwrap_or_default();
@@ -447,7 +459,7 @@ impl Recorder {
             if is_of_others && let Some(stream) = self.of_others.take() {
                 ledger.disown(at, self.session, stream);
             }
-            self.next = self.expect_next();
+            self.expected = self.expect_next();
         }
         self.answer_calls(&batch, before);
         if batch.data && self.carries == Carries::Unknown && self.lane.is_none() {
@@ -467,23 +479,24 @@ impl Recorder {
 
     /// Takes up so many ids that carry on the range that grows.
     fn keep_expected<S: Store>(&mut self, at: &mut Access<'_, S>, ids: u64) {
-        let (Some(own), Some((_, with_data)), 1..) = (&mut self.own, &self.next, ids) else {
+        let (Some(own), Some(expected)) = (&mut self.own, &self.expected) else { return };
+        if ids == 0 {
             return;
-        };
+        }
         own.grow(ids, at.now_ms);
         self.changed = true;
-        if *with_data {
+        if expected.data {
             self.pushed = self.pushed.saturating_add(ids);
         }
         at.tally.events_recorded = at.tally.events_recorded.saturating_add(ids);
     }
 
-    /// The id that carries on the range that grows: on a new stream, which is
-    /// this connection's alone, nothing else has to be seen to then.
-    fn expect_next(&self) -> Option<(NextId, bool)> {
+    /// What carries on the range that grows: on a new stream, which is this
+    /// connection's alone, nothing else has to be seen to then.
+    fn expect_next(&self) -> Option<Expected> {
         let own = self.own.as_ref().filter(|_| self.carries == Carries::NewStream)?;
         let range = own.growing()?;
-        Some((self.ids.next(range.sequence, range.next)?, range.data))
+        Some(Expected { id: self.ids.next(range.sequence, range.next)?, data: range.data })
     }
 
     /// Notes the calls that the batch answers, and where. A client that has

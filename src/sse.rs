@@ -205,17 +205,17 @@ impl Decoder {
     /// Some bytes of a line, without its end.
     fn line_bytes(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
-        // Most names come in one piece.
-        let named = match bytes {
-            [b'i', b'd', b':', value @ ..] => Some((Field::Id, value)),
-            [b'd', b'a', b't', b'a', b':', value @ ..] => Some((Field::Data, value)),
-            _ => None,
-        };
-        if let Some((field, value)) = named
-            && self.line_is_empty()
-        {
-            self.begin_value(field);
-            rest = value;
+        if self.line_is_empty() {
+            // Most names come in one piece.
+            let named = match bytes {
+                [b'i', b'd', b':', value @ ..] => Some((Field::Id, value)),
+                [b'd', b'a', b't', b'a', b':', value @ ..] => Some((Field::Data, value)),
+                _ => None,
+            };
+            if let Some((field, value)) = named {
+                self.begin_value(field);
+                rest = value;
+            }
         }
         while self.field == Field::Name {
             let Some((byte, tail)) = rest.split_first() else { return };
@@ -359,8 +359,8 @@ fn is_text(stride: &[u8; STRIDE]) -> bool {
     !v128_any_true(u8x16_le(lowest, u8x16_splat(b'\r')))
 }
 
-/// Without these instructions `memchr2` alone is faster: only the tests, which are
-/// native, come by here.
+/// Without these instructions `memchr2` alone is faster, and a module that is built
+/// so passes no stride. Native builds do, for the tests.
 #[cfg(not(target_feature = "simd128"))]
 fn is_text(stride: &[u8; STRIDE]) -> bool {
     !cfg!(target_arch = "wasm32") && stride.iter().all(|byte| *byte > b'\r')

@@ -22,7 +22,7 @@ use mcp_resume_guard::telemetry::Tally;
 use proptest::prelude::*;
 
 /// What stands before the index: the last is distinctive, and noted in the index.
-const PREFIXES: [&str; 3] = ["s_", "t-x_", "8c5d1f6e2b3a49c7a1d2e3f4a5b6c7d8_"];
+const PREFIXES: [&str; 4] = ["s_", "t-x_", "", "8c5d1f6e2b3a49c7a1d2e3f4a5b6c7d8_"];
 
 const DATA: [&str; 5] = [
     "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\"}\n",
@@ -83,7 +83,7 @@ impl Worker {
         let store = SharedData::default();
         // Streams lose their lanes to others.
         let state =
-            State { sessions: 1, streams_per_session: 2, ids_per_stream: 6, ..State::default() };
+            State { sessions: 1, streams_per_session: 2, ids_per_stream: 64, ..State::default() };
         let (ledger, _) = Ledger::join(&store, &state, [7; 16]);
         let (tally, streams) = (Tally::default(), Vec::new());
         let mut worker = Worker { blank, store, ledger, tally, now_ms: 1_000, nonces: 0, streams };

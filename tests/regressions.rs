@@ -521,3 +521,29 @@ fn a_connection_that_opened_a_lane_for_what_another_had_brought_meanwhile() {
     let verdict = gateway.verdict("s", "0");
     assert!(verdict.starts_with("inconsistent;reason=ambiguous_cursor"), "{verdict}");
 }
+
+/// A range that grows is written again once its lane could not be opened anew.
+#[test]
+fn a_stream_goes_on_after_a_lane_that_could_not_be_opened() {
+    let config = r#"{"history":"exclusive","state":{"sessions":1,"streams_per_session":2}}"#;
+    let mut gateway = Gateway::on(Rc::new(Flaky::default()), config);
+    gateway.initialize("s");
+    let mut stream = gateway.call("s", 1);
+    let send = |gateway: &mut Gateway<Flaky>, stream: &mut _, index: u32| {
+        gateway.now_ms += 10;
+        let data = r#"{"jsonrpc":"2.0","method":"notifications/message"}"#;
+        gateway.send(stream, &format!("id: {}\ndata: {data}\n\n", go(index)));
+    };
+    (1..5).for_each(|index| send(&mut gateway, &mut stream, index));
+    for call in 10..20 {
+        let mut other = gateway.call("s", call);
+        gateway.events(&mut other, &[&format!("other-{call}")]);
+        gateway.end(other);
+    }
+    gateway.now_ms += 1_500;
+    gateway.store.failing.set(true);
+    send(&mut gateway, &mut stream, 5);
+    gateway.store.failing.set(false);
+    (6..200).for_each(|index| send(&mut gateway, &mut stream, index));
+    assert_eq!(gateway.verdict("s", &go(199)), "continue");
+}

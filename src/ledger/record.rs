@@ -411,8 +411,8 @@ impl Record {
         }
     }
 
-    /// Appends the next ids of the range that grows here, as [`Record::push`]
-    /// does it with each.
+    /// Appends the next ids of the range that [`Record::growing`] has told of,
+    /// where nothing was pushed since: as [`Record::push`] does it with each.
     pub fn grow(&mut self, ids: u64, now_ms: u64) {
         let ([Some(tail), None], Some(Element { ids: Ids::Range { last, .. }, .. })) =
             (&mut self.tails, self.window.back_mut())
