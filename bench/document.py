@@ -30,6 +30,9 @@ What the guard has to reach, and what it reached in this run:
 
 {targets}
 
+Where a target is missed, the floor tells how much of that are the calls to the host alone: no guard can
+leave them out. What the module does beside them is [counted below](#instructions-and-calls-to-the-host).
+
 All of it was measured on one machine, in one session:
 
 {machine}

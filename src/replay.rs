@@ -84,6 +84,15 @@ struct Placed {
     order: Option<Order>,
 }
 
+/// Whether an id was issued on another stream of the session only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OfAnother {
+    No,
+    /// Unless the stream's own counter has come to it, too.
+    Perhaps,
+    Surely,
+}
+
 struct Order {
     owed: Owed,
     /// Where the cursor stands.
@@ -206,16 +215,17 @@ impl Replay {
         let Some(placed) = self.stream.as_ref().filter(|_| event.data) else {
             return Finding::Nothing;
         };
-        if !is_own
-            && let Some(history) = current.history(ledger, at, session)
-            && placed.is_of_another(history, id, event)
-        {
-            return Finding::Fault(ReplayFault::ForeignStream);
-        }
-        match &placed.order {
-            Some(order) if order.is_passed_over(&placed.stream, id) => {
-                Finding::Fault(ReplayFault::Gap)
+        let history = if is_own { None } else { current.history(ledger, at, session) };
+        let of_another = history.map(|history| placed.is_of_another(history, id, event));
+        let order = placed.order.as_ref();
+        let passes_over = order.is_some_and(|order| order.is_passed_over(&placed.stream, id));
+        match (of_another, passes_over) {
+            // Wrong it is in any case, and nothing that another stream has tells
+            // what this one has lost.
+            (Some(OfAnother::Surely), _) | (Some(OfAnother::Perhaps), true) => {
+                Finding::Fault(ReplayFault::ForeignStream)
             }
+            (_, true) => Finding::Fault(ReplayFault::Gap),
             _ => Finding::Nothing,
         }
     }
@@ -350,7 +360,7 @@ impl Placed {
     /// Sequences that every stream counts for itself have the same ids, so one
     /// that isn't distinctive has to be known better: the stream has been past
     /// it, or its own ids have gaps.
-    fn is_of_another(&self, history: &History, id: &EventId, event: &Event) -> bool {
+    fn is_of_another(&self, history: &History, id: &EventId, event: &Event) -> OfAnother {
         // A session has one standalone stream, whatever its number.
         let own = |stream: &&Stream| {
             stream.number == self.stream.number
@@ -364,16 +374,23 @@ impl Placed {
             || history.streams.iter().filter(own).any(|stream| stream.has(id))
             || self.stream.records.iter().any(|record| record.may_have_evicted(id));
         if is_answer || is_forgotten || may_be_own || self.uncertain {
-            return false;
+            return OfAnother::No;
         }
         let mut others = history.streams.iter().filter(|stream| {
             !own(stream) && stream.kind != StreamKind::Unplaced && stream.has_with_data(id)
         });
-        let Some(other) = others.next() else { return false };
-        id.index_key().is_some()
-            || (history.session.complete
-                && other.records.iter().all(|record| !record.evicted)
-                && self.stream.records.iter().all(|record| !record.may_come_to(id)))
+        let Some(other) = others.next() else { return OfAnother::No };
+        if id.index_key().is_some() {
+            return OfAnother::Surely;
+        }
+        if !history.session.complete || other.records.iter().any(|record| record.evicted) {
+            return OfAnother::No;
+        }
+        if self.stream.records.iter().any(|record| record.may_come_to(id)) {
+            OfAnother::Perhaps
+        } else {
+            OfAnother::Surely
+        }
     }
 
     /// Whether the last answer that was pending has come here.

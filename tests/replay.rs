@@ -259,6 +259,26 @@ fn another_streams_event() {
     }
 }
 
+/// One counter for all streams: an event of another one is no gap of this one, and
+/// no floor is learned of it.
+#[test]
+fn another_streams_event_before_what_is_owed() {
+    let own = ["1", "2", "3", "4", "5", "6"];
+    for (config, is_cut) in [(CUT, true), (r#"{"history":"exclusive"}"#, false)] {
+        let mut gateway = gateway(config, &own);
+        let mut other = gateway.call("a", 2);
+        gateway.events(&mut other, &["7", "8", "9"]);
+        let sent = ["3", "8", "4", "5", "6"];
+        let ended = resumed(&mut gateway, "2", &sent);
+        if is_cut {
+            assert_cut(&ended, &["3"], "foreign_stream");
+        } else {
+            assert_reported(&ended, &sent, "foreign_stream");
+        }
+        assert_eq!(gateway.verdict("a", "5"), "continue");
+    }
+}
+
 #[test]
 fn an_event_that_another_stream_got_a_moment_ago() {
     let mut gateway = gateway(CUT, &["s_0", "s_1"]);
