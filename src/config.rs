@@ -350,6 +350,19 @@ const UNPINNABLE: [&str; 14] = [
     "transfer-encoding",
 ];
 
+/// The numbers, with the least and the most that is allowed.
+const RANGES: [(&str, u64, u64); 9] = [
+    ("state.sessions", 1, 1_000_000),
+    ("state.streams_per_session", 1, 128),
+    ("state.ids_per_stream", 1, 1_024),
+    ("state.idle_seconds", 1, 2_592_000),
+    ("limits.event_id_bytes", 1, 65_536),
+    ("limits.request_body_bytes", 0, 1_048_576),
+    ("retention.events_per_stream", 1, 1_000_000_000),
+    ("retention.seconds", 1, 31_536_000),
+    ("retention.finished_stream_seconds", 1, 31_536_000),
+];
+
 /// Why a configuration is refused: where, and what is allowed there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
@@ -388,10 +401,8 @@ impl Config {
                     .to_owned(),
             });
         }
-        let config: Config = serde_json::from_slice(bytes).map_err(|error| ConfigError {
-            path: refused_member(bytes),
-            problem: error.to_string(),
-        })?;
+        let config: Config =
+            serde_json::from_slice(bytes).map_err(|error| explain(bytes, &error.to_string()))?;
         check_shapes(bytes)?;
         config.check_ranges()?;
         config.check_reasons()?;
@@ -425,30 +436,22 @@ impl Config {
     }
 
     fn check_ranges(&self) -> Result<(), ConfigError> {
-        let retention = &self.retention;
-        let at_least_one = |value: Option<u64>| value.unwrap_or(1);
-        for (path, value, least, most) in [
-            ("state.sessions", self.state.sessions.into(), 1, 1_000_000),
-            ("state.streams_per_session", self.state.streams_per_session.into(), 1, 128),
-            ("state.ids_per_stream", self.state.ids_per_stream.into(), 1, 1024),
-            ("state.idle_seconds", self.state.idle_seconds.into(), 1, 2_592_000),
-            ("limits.event_id_bytes", self.limits.event_id_bytes.into(), 1, 65_536),
-            ("limits.request_body_bytes", self.limits.request_body_bytes.into(), 0, 1_048_576),
-            (
-                "retention.events_per_stream",
-                at_least_one(retention.events_per_stream),
-                1,
-                1_000_000_000,
-            ),
-            ("retention.seconds", at_least_one(retention.seconds), 1, 31_536_000),
-            (
-                "retention.finished_stream_seconds",
-                at_least_one(retention.finished_stream_seconds),
-                1,
-                31_536_000,
-            ),
-        ] {
-            if !(least..=most).contains(&value) {
+        let (state, limits, retention) = (&self.state, &self.limits, &self.retention);
+        let values = [
+            Some(state.sessions.into()),
+            Some(state.streams_per_session.into()),
+            Some(state.ids_per_stream.into()),
+            Some(state.idle_seconds.into()),
+            Some(limits.event_id_bytes.into()),
+            Some(limits.request_body_bytes.into()),
+            retention.events_per_stream,
+            retention.seconds,
+            retention.finished_stream_seconds,
+        ];
+        for ((path, least, most), value) in RANGES.into_iter().zip(values) {
+            if let Some(value) = value
+                && !(least..=most).contains(&value)
+            {
                 return Err(ConfigError {
                     path: path.to_owned(),
                     problem: format!("{value} is out of range, {least} to {most} is allowed"),
@@ -563,6 +566,35 @@ fn check_shapes(text: &[u8]) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// What serde refuses, with where that is and what is allowed there.
+fn explain(text: &[u8], problem: &str) -> ConfigError {
+    let path = refused_member(text);
+    if let Err(error) = check_shapes(text)
+        && error.path == path
+    {
+        return error;
+    }
+    let allowed = match RANGES.into_iter().find(|(number, ..)| *number == path) {
+        Some((_, least, most)) => format!(": a number, {least} to {most} is allowed"),
+        None if problem.contains("expected value") => choices(&path),
+        None => String::new(),
+    };
+    ConfigError { path, problem: format!("{problem}{allowed}") }
+}
+
+/// What serde says to a word that is none of those that are allowed.
+fn choices(path: &str) -> String {
+    let nested = match path.split_once('.') {
+        Some((outer, inner)) => format!(r#"{{{}:{{{}:"?"}}}}"#, quoted(outer), quoted(inner)),
+        None => format!(r#"{{{}:"?"}}"#, quoted(path)),
+    };
+    let refused =
+        serde_json::from_slice::<Config>(nested.as_bytes()).map_err(|error| error.to_string());
+    let said = refused.err().unwrap_or_default();
+    let choices = said.split_once(", expected ").and_then(|(_, rest)| rest.split_once(" at line"));
+    choices.map(|(choices, _)| format!(": {choices} is allowed")).unwrap_or_default()
+}
+
 /// The path of the first member that is refused by itself, too; empty if there
 /// is none.
 ///
@@ -628,6 +660,29 @@ mod tests {
     fn nothing_means_the_defaults() {
         for text in ["", " \n", "{}"] {
             assert_eq!(Config::parse(text.as_bytes()), Ok(Config::default()));
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_allowed() {
+        for (text, path, allowed) in [
+            (r#"{"mode":null}"#, "mode", "`enforce` or `observe` is allowed"),
+            (r#"{"replay":{"gap":true}}"#, "replay.gap", "`report` or `cut` is allowed"),
+            (r#"{"reasons":{"below_floor":3}}"#, "reasons.below_floor", "`session` is allowed"),
+            (r#"{"state":{"sessions":99999999999}}"#, "state.sessions", "1 to 1000000 is allowed"),
+            (
+                r#"{"limits":{"event_id_bytes":-1}}"#,
+                "limits.event_id_bytes",
+                "1 to 65536 is allowed",
+            ),
+            (r#"{"retention":{"seconds":1.5}}"#, "retention.seconds", "1 to 31536000 is allowed"),
+            (r#"{"reject":"status"}"#, "reject", "expected an object"),
+            (r#"{"state":null}"#, "state", "expected an object"),
+            (r#"{"paths":"/mcp"}"#, "paths", "expected a list"),
+        ] {
+            let refused = refused(text);
+            let is_told = refused.contains(&format!("`{path}`")) && refused.ends_with(allowed);
+            assert!(is_told, "{text}: {refused}");
         }
     }
 

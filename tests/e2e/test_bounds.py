@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 import pytest
-from tests.harness import sse
+from tests.harness import project, sse
 from tests.harness.event_ids import EventIds, Go, Uuid4
 from tests.harness.gateway import Gateway, eventually
 from tests.harness.mcp_client import Session
@@ -196,3 +196,8 @@ async def test_adopted_sessions_go_before_complete_ones(gateways: Any, http: str
         await (await Session(gateway, f"adopted-{number}", http).get()).response.body()
     for session, cursor in zip(complete, cursors):
         await check(await session.resume(cursor), CONTINUE)
+
+
+def test_the_module_is_small() -> None:
+    """Each worker compiles it, and a mesh fetches it."""
+    assert project.module().stat().st_size < 400 * 1024
