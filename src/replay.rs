@@ -10,7 +10,7 @@ use crate::config::{Config, Mode, ReplayAction};
 use crate::event_id::EventId;
 use crate::fingerprint::SessionFingerprint;
 use crate::jsonrpc::MAX_CALLS;
-use crate::ledger::record::{Found, Ids};
+use crate::ledger::record::{Found, Ids, Record};
 use crate::ledger::stream::{History, Stream};
 use crate::ledger::table::StreamKind;
 use crate::ledger::{Access, Ledger};
@@ -359,7 +359,7 @@ impl Placed {
     ///
     /// Sequences that every stream counts for itself have the same ids, so one
     /// that isn't distinctive has to be known better: the stream has been past
-    /// it, or its own ids have gaps.
+    /// it, or its own ids have gaps, and the two have no id in common.
     fn is_of_another(&self, history: &History, id: &EventId, event: &Event) -> OfAnother {
         // A session has one standalone stream, whatever its number.
         let own = |stream: &&Stream| {
@@ -383,7 +383,11 @@ impl Placed {
         if id.index_key().is_some() {
             return OfAnother::Surely;
         }
-        if !history.session.complete || other.records.iter().any(|record| record.evicted) {
+        let shares_ids = |own: &Record| other.records.iter().any(|theirs| own.shares_an_id(theirs));
+        if !history.session.complete
+            || other.records.iter().any(|record| record.evicted)
+            || self.stream.records.iter().any(shares_ids)
+        {
             return OfAnother::No;
         }
         if self.stream.records.iter().any(|record| record.may_come_to(id)) {
@@ -525,7 +529,6 @@ impl Owed {
 mod tests {
     use super::*;
     use crate::fingerprint::Secret;
-    use crate::ledger::record::Record;
 
     fn id(text: &str) -> EventId {
         EventId::new(&Secret::new([1; 16]), text.as_bytes()).unwrap()

@@ -167,6 +167,18 @@ fn streams_that_count_for_themselves_from_different_ids() {
     assert_resumes(&mut gateway, "a", "0", &["1"]);
 }
 
+/// Numbers with zeros before them are no indices to the guard.
+#[test]
+fn streams_that_count_for_themselves_in_their_own_way() {
+    let mut gateway = gateway(CUT);
+    let mut other = gateway.call("a", 2);
+    gateway.events(&mut other, &["0000", "0001", "0002", "0003"]);
+    let mut stream = gateway.call("a", 1);
+    gateway.events(&mut stream, &["0000", "only-1", "0001"]);
+    gateway.break_off(stream);
+    assert_resumes(&mut gateway, "a", "only-1", &["0001", "0002", "0003"]);
+}
+
 #[test]
 fn the_cursors_own_event_after_one_without_an_id() {
     let mut gateway = gateway(CUT);

@@ -53,6 +53,16 @@ impl Ids {
         }
     }
 
+    fn overlaps(self, other: Ids) -> bool {
+        match (self, other) {
+            (
+                Ids::Range { sequence, first, last },
+                Ids::Range { sequence: other, first: other_first, last: other_last },
+            ) => sequence == other && first <= other_last && other_first <= last,
+            (ids, other) => ids == other,
+        }
+    }
+
     /// How many ids these are.
     pub fn count(&self) -> u64 {
         match *self {
@@ -208,6 +218,12 @@ impl Record {
             Ids::Single(whole) => whole == id.whole,
             Ids::Range { .. } => element.find(id).is_some(),
         })
+    }
+
+    /// Whether an id of another stream's record was issued here, too.
+    pub fn shares_an_id(&self, other: &Record) -> bool {
+        let theirs = || other.window.iter().map(|element| element.ids);
+        self.window.iter().any(|element| theirs().any(|ids| element.ids.overlaps(ids)))
     }
 
     /// Where an id stands, if it was issued here and is still known.
