@@ -1226,6 +1226,48 @@ proptest! {
         live(&setup, &ops)?;
     }
 }
+
+/// A broadcast comes to one session twice, and to another one first: the second
+/// connection didn't know that the first had brought it. The guard takes the
+/// session for everybody's then, and may claim nothing as foreign to it.
+#[test]
+fn a_broadcast_that_two_connections_of_one_stream_bring() {
+    let setup = Setup {
+        workers: 1,
+        exclusive: false,
+        observe: false,
+        settle: false,
+        events_per_stream: None,
+        seconds: None,
+        finished_stream_seconds: None,
+        sessions: 40,
+        streams: 64,
+        ids: 1024,
+    };
+    let post = |session, format| Op::Post {
+        session,
+        format,
+        calls: 0,
+        readable: true,
+        late: Late::BeforeTheAnswer,
+    };
+    let emit = |connection, count| Op::Emit { connection, count, data: false, together: false };
+    let ops = [
+        post(5, Format::Go),
+        emit(0, 1),
+        post(1, Format::Broadcast),
+        emit(1, 1),
+        post(0, Format::Broadcast),
+        // Its first id shows that it carries on the stream of the POST.
+        Op::Rename { from: 0, to: 1, via: Via::Listen(Format::Broadcast) },
+        emit(3, 1),
+        emit(2, 2),
+        emit(1, 1),
+        emit(3, 1),
+    ];
+    live(&setup, &ops).unwrap();
+}
+
 /// Header values and bodies of any bytes, with what is understood among them.
 fn bytes(understood: &[&'static [u8]]) -> impl Strategy<Value = Vec<u8>> {
     let understood: Vec<&'static [u8]> = understood.to_vec();

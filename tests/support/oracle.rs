@@ -49,6 +49,8 @@ pub struct Issued {
     placed: bool,
     /// The guard may have it of another stream only.
     perhaps_elsewhere: bool,
+    /// The connection that brought it first.
+    by: usize,
 }
 
 #[derive(Debug)]
@@ -749,7 +751,16 @@ impl Twin {
             streams[at].find(text).is_some() && others.all(|other| had(*other, &streams[*other]))
         };
         session.doubted |= connection.several.len() > 1 && !is_distinctive(text) && !everybodys();
+        let was_there = had(at, &session.streams[at]);
         let stream = &mut session.streams[at];
+        let is_unknown = matches!(connection.carries, Carries::Unknown(_));
+        let how = match (connection.live, is_unknown || stream.kind == Kind::Unplaced) {
+            (true, _) => How::Live,
+            (false, true) => How::Unplaced,
+            (false, false) => How::Replayed,
+        };
+        let key = id_of(text).and_then(|id| id.index_key());
+        let name = connection.session.clone();
         connection.owed.remove(text);
         // The answer to a call of the stream is the stream's, whatever other
         // one has brought it.
@@ -758,13 +769,18 @@ impl Twin {
         let perhaps_elsewhere =
             (is_answer && stream.calls_doubtful) || !connection.several.is_empty();
         let elsewhere = elsewhere && !is_answer;
-        if elsewhere || stream.find(text).is_some() {
+        let brought_by = stream.find(text).map(|(_, id)| id.by);
+        if elsewhere || brought_by.is_some() {
             if data && !connection.starts_stream {
                 stream.comes_again(connection, text);
             }
             // After new ones: then those weren't new, perhaps.
             stream.order_uncertain |=
                 !connection.pushed.is_empty() && !connection.pushed.contains(text);
+            let by_another = brought_by.is_some_and(|by| by != connection.number);
+            if let Some(key) = key.filter(|_| !elsewhere && !was_there && by_another) {
+                self.note_again(&name, key, how, connection);
+            }
             return;
         }
         let others_open =
@@ -786,17 +802,26 @@ impl Twin {
             issued_ms: now_ms,
             placed: placed && !perhaps_elsewhere,
             perhaps_elsewhere,
+            by: connection.number,
         });
-        let is_unknown = matches!(connection.carries, Carries::Unknown(_));
-        let how = match (connection.live, is_unknown || stream.kind == Kind::Unplaced) {
-            (true, _) => How::Live,
-            (false, true) => How::Unplaced,
-            (false, false) => How::Replayed,
-        };
-        let key = id_of(text).and_then(|id| id.index_key());
-        let name = connection.session.clone();
         if let Some(key) = key {
             self.note(&name, key, how, connection);
+        }
+    }
+
+    /// An id that another connection has brought on the same stream since this
+    /// one read it. To this one it is new, so the guard notes it a second time.
+    /// Of those who were sent an id it keeps only the first: if that is another
+    /// session, then it can't tell this one from a third, and takes it for
+    /// everybody's. That proves less than it could, and refuses nothing.
+    fn note_again(&mut self, name: &str, key: u64, how: How, connection: &Connection) {
+        let first = self.sendings.get(&key).and_then(|sendings| sendings.first());
+        let is_shared = first.is_some_and(|first| {
+            let is_later = first.after >= connection.number;
+            first.session != name && (how == How::Live || is_later)
+        });
+        if let Some(session) = self.sessions.get_mut(name) {
+            session.perhaps_everybodys |= is_shared;
         }
     }
 
