@@ -25,7 +25,7 @@ SLICES = 10
 """A round is not one piece of work, but so many in which the contestants take turns: a burst of noise
 then meets all of them."""
 
-WARM_UP_SLICES = 3
+WARM_UP_SLICES = 10
 """Before the first round: VMs, connections and buffers are there then, and V8 has optimised."""
 
 Series = dict[str, list[float]]
