@@ -274,7 +274,8 @@ def _start(results: Results) -> str:
     ]
     return f"""\
 From the start of the process until Envoy says that it is live, and the resident memory then, as
-differences to plain Envoy in the same round.
+differences to plain Envoy in the same round. Most of the time is V8's optimising compiler: Envoy has it
+compile the whole module before it listens.
 
 {_table(("", "time", "memory"), rows)}
 """

@@ -25,8 +25,9 @@ SLICES = 10
 """A round is not one piece of work, but so many in which the contestants take turns: a burst of noise
 then meets all of them."""
 
-WARM_UP_SLICES = 10
-"""Before the first round: VMs, connections and buffers are there then, and V8 has optimised."""
+WARM_UP_SLICES = 3
+"""Before the first round: connections and buffers are there then. V8 has nothing to warm up: Envoy
+has it compile modules with its optimising compiler alone, before it listens."""
 
 Series = dict[str, list[float]]
 """Microseconds of CPU time of a unit, in each round, by contestant."""
