@@ -353,10 +353,6 @@ impl Recorder {
             // It answers the calls of the stream that it carries on.
             self.load(ledger, at);
         }
-        if self.lane.is_none() {
-            // The next id has to open it.
-            self.expected = None;
-        }
         self.decode(ledger, |decoder, sink| decoder.feed(bytes, sink))
     }
 
@@ -388,6 +384,10 @@ impl Recorder {
         run: impl FnOnce(&mut Decoder, &mut dyn FnMut(Dispatched<'_>)),
     ) -> Batch {
         let mut batch = Batch::default();
+        if self.lane.is_none() {
+            // The next id has to open it.
+            self.expected = None;
+        }
         let awaited = self.calls.awaited();
         let reads_answers = awaited || self.reads_answers;
         self.decoder.capture(reads_answers);
